@@ -1,0 +1,29 @@
+"""Distributed Lion for PyTorch: data-parallel training in which workers exchange one bit per parameter.
+
+Names are resolved on first use (PEP 562), so that `import dlion` does not import torch.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Distributed": "dlion.optim",
+    "DistributedLion": "dlion.optim",
+    "Stats": "dlion.stats",
+    "local_gradients": "dlion.integrations.ddp",
+    "synchronize_buffers": "dlion.integrations.ddp",
+}
+
+__all__ = ["Distributed", "DistributedLion", "Stats", "__version__", "local_gradients", "synchronize_buffers"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dlion' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,21 @@
+"""Every error that dlion raises on purpose. Each says what was given, what is allowed and what to do."""
+
+
+class DlionError(RuntimeError):
+    """Base class of the errors that a running exchange can meet."""
+
+
+class GroupNotReadyError(DlionError):
+    """The optimizer was used with WORLD_SIZE > 1 before a process group existed."""
+
+
+class AgreementError(DlionError):
+    """The workers do not train the same thing: layout, hyper-parameters, options or parameters differ."""
+
+
+class NonFiniteGradientError(DlionError):
+    """A gradient was infinite or NaN and the optimizer was made with nonfinite="raise"."""
+
+
+class ExchangeError(DlionError):
+    """A worker was lost, or did not come, while ballots or verdicts were exchanged."""
