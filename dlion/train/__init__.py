@@ -1,0 +1,1 @@
+"""The application behind the command `dlion`: data, models, tasks, the training loop and its reports."""

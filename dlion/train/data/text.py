@@ -1,0 +1,178 @@
+"""Text as bytes: the running Python's standard library, or a file or folder of the user's; and nanoGPT's
+token files.
+"""
+
+import hashlib
+import os
+import platform
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dlion.train.data.sets import TextSet
+
+GPT2_VOCABULARY = 50257
+VALID_SHARE = 10  # one part in ten is for validation
+# What is not the standard library proper, or is too large beside it: tests are two thirds of the bytes.
+_NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+_SAMPLED_ABOVE = 2**30
+_BLOCK = 2**20
+
+
+def load_text(data: str | None = None) -> TextSet:
+    """Bytes (u8, vocabulary 256) or tokens (u16, vocabulary 50,257), split into training and validation data.
+
+    None: the `.py` files of the running interpreter's standard library without tests, about 11 MB. A folder:
+    all its text files. In both, the tenth of the files whose content has the lowest SHA-256 is for
+    validation, and files stay whole. One file: its last tenth is for validation. A `.bin` file or a folder
+    with `train.bin`: nanoGPT's uint16 GPT-2 tokens; `val.bin` beside `train.bin` is for validation, else the
+    last tenth.
+
+    Raises: ValueError: nothing there, or nothing readable.
+    """
+    if data is None:
+        return _library()
+    path = Path(data).expanduser()
+    if path.is_dir() and (path / "train.bin").is_file():
+        path = path / "train.bin"
+    if path.suffix == ".bin" and path.is_file():
+        return _tokens(path)
+    if path.is_file():
+        return _one_file(path)
+    if path.is_dir():
+        return _folder(path)
+    raise ValueError(
+        f"no text at --data {data}: give a file, a folder of text files or a .bin token file, or leave it out"
+    )
+
+
+def _library() -> TextSet:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = {name: content for name, content in _read_all(root, _NOT_LIBRARY) if name.endswith(".py")}
+    if len(files) < 2:
+        raise ValueError(f"this Python has no standard library sources in {root}; give a text with --data")
+    version = platform.python_version()
+    return _split_by_file(
+        files, f"standard library of Python {version}", f"sources of Python {version}'s standard library"
+    )
+
+
+def _folder(root: Path) -> TextSet:
+    found = dict(_read_all(root, {"__pycache__"}))
+    files = {name: content for name, content in found.items() if content and b"\0" not in content[:8192]}
+    if not files:
+        raise ValueError(f"--data {root} holds no text files; give a folder with at least one, or a file")
+    skipped = (
+        f" ({len(found) - len(files):,} empty or binary files left out)" if len(files) < len(found) else ""
+    )
+    if len(files) == 1:
+        (content,) = files.values()
+        return _split_at_the_end(content, root.name, f"the only text file of {root}{skipped}")
+    return _split_by_file(files, root.name, f"text files of {root}{skipped}")
+
+
+def _read_all(root: Path, without: set[str]) -> Iterator[tuple[str, bytes]]:
+    """Names relative to `root` and contents of the files below it, sorted; hidden folders and those in
+    `without` are not entered.
+    """
+    for folder, folders, names in os.walk(root):
+        # In place and while walking: a sorted() around os.walk would descend everywhere first.
+        folders[:] = sorted(name for name in folders if name not in without and not name.startswith("."))
+        for name in sorted(names):
+            path = Path(folder, name)
+            if path.is_file() and not name.startswith("."):
+                yield path.relative_to(root).as_posix(), _read(path)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
+
+
+def _split_by_file(files: dict[str, bytes], name: str, what: str) -> TextSet:
+    # By content, so that copies of a file land on the same side more often than not, and the split is the
+    # same everywhere.
+    by_hash = sorted(files, key=lambda file: (hashlib.sha256(files[file]).digest(), file))
+    valid_names = set(by_hash[: max(1, len(files) // VALID_SHARE)])
+    train = b"".join(content for file, content in files.items() if file not in valid_names)
+    valid = b"".join(content for file, content in files.items() if file in valid_names)
+    note = (
+        f"{what}: {len(files) - len(valid_names):,} files ({len(train):,} bytes) to train, "
+        f"{len(valid_names):,} files ({len(valid):,} bytes) to validate, split by the hash of each file"
+    )
+    return _bytes_set(name, note, train, valid)
+
+
+def _one_file(path: Path) -> TextSet:
+    return _split_at_the_end(_read(path), path.name, str(path))
+
+
+def _split_at_the_end(content: bytes, name: str, what: str) -> TextSet:
+    cut = len(content) - len(content) // VALID_SHARE
+    note = f"{what}: the first {cut:,} bytes to train, the last {len(content) - cut:,} to validate"
+    return _bytes_set(name, note, content[:cut], content[cut:])
+
+
+def _bytes_set(name: str, note: str, train: bytes, valid: bytes) -> TextSet:
+    sha = hashlib.sha256(train)
+    sha.update(valid)
+    return TextSet(
+        name,
+        sha.hexdigest(),
+        note,
+        "byte",
+        256,
+        np.frombuffer(train, np.uint8),
+        np.frombuffer(valid, np.uint8),
+    )
+
+
+def _tokens(path: Path) -> TextSet:
+    companion = path.with_name("val.bin")
+    tokens = _map(path)
+    if path.name == "train.bin" and companion.is_file():
+        train, valid = tokens, _map(companion)
+        how = f"{path} to train ({len(train):,} GPT-2 tokens), {companion.name} to validate ({len(valid):,})"
+    else:
+        cut = len(tokens) - len(tokens) // VALID_SHARE
+        train, valid = tokens[:cut], tokens[cut:]
+        how = f"{path}: the first {cut:,} GPT-2 tokens to train, the last {len(valid):,} to validate"
+    sha, sampled = _token_digest(train, valid)
+    return TextSet(path.name, sha, how + sampled, "token", GPT2_VOCABULARY, train, valid)
+
+
+def _map(path: Path) -> npt.NDArray[Any]:
+    size = path.stat().st_size
+    if size == 0 or size % 2:
+        raise ValueError(
+            f"{path} holds {size:,} bytes; a token file is a run of uint16 numbers, as nanoGPT writes them"
+        )
+    try:
+        return np.memmap(path, "<u2", mode="r")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
+
+
+def _token_digest(*parts: npt.NDArray[Any]) -> tuple[str, str]:
+    """SHA-256 of the parts, and what to add to the note: above 1 GiB only sampled blocks count, to start
+    within a second.
+    """
+    sha = hashlib.sha256()
+    nbytes = sum(part.nbytes for part in parts)
+    for part in parts:
+        if nbytes <= _SAMPLED_ABOVE:
+            sha.update(np.ascontiguousarray(part).data)
+            continue
+        sha.update(str(part.nbytes).encode())
+        for start in np.linspace(0, max(len(part) - _BLOCK, 0), 64, dtype=np.int64):
+            sha.update(np.ascontiguousarray(part[start : start + _BLOCK]).data)
+    return (
+        sha.hexdigest(),
+        "; its SHA-256 is of 64 sampled blocks of each part" if nbytes > _SAMPLED_ABOVE else "",
+    )
