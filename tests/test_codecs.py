@@ -169,9 +169,7 @@ def test_a_sum_means_the_mean_of_the_ternary_votes(voters: int) -> None:
 def test_the_table_of_steps_is_computed_in_float64_left_to_right() -> None:
     lr, voters = 3e-4, 7
     levels = CountPlanes().decode(planes_of([0], 3), voters)
-    assert levels.table(lr)[: voters + 1] == [
-        lr * (2 * count - voters) / voters for count in range(voters + 1)
-    ]
+    assert levels.table(lr)[: voters + 1] == [lr * (2 * count - voters) / voters for count in range(voters + 1)]
 
 
 def test_full_precision_travels_as_it_is() -> None:

@@ -131,9 +131,7 @@ def test_every_tie_of_every_number_of_voters(voters: int, ties: str) -> None:
         for first_word in (0, 1, 2**33 + 1):
             check_ternary(votes, first_word, t, ties)
     if voters % 2 == 0 and ties != "zero":
-        signs = [
-            [vote for vote, column in zip(row, columns, strict=True) if 0 not in column] for row in votes
-        ]
+        signs = [[vote for vote, column in zip(row, columns, strict=True) if 0 not in column] for row in votes]
         check_majority([oracle.ternary_ballot(row)[1] for row in signs], 5, 3, ties)
 
 
@@ -197,9 +195,7 @@ def test_absent_workers_are_as_if_they_were_not_there(
 
 
 def test_full_precision_is_summed() -> None:
-    assert torch.equal(
-        Total()(torch.tensor([[[1.0, 2.0]], [[3.0, -5.0]]]), 0, 0), torch.tensor([[4.0, -3.0]])
-    )
+    assert torch.equal(Total()(torch.tensor([[[1.0, 2.0]], [[3.0, -5.0]]]), 0, 0), torch.tensor([[4.0, -3.0]]))
 
 
 def balanced_rows(ranks: Sequence[int], words: int, t: int) -> list[list[int]]:
