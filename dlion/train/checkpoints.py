@@ -22,7 +22,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 import dlion
-from dlion.topology import Channel
+from dlion.channel import Channel
 from dlion.train.runs import RunFolder, finite, write_whole
 
 KEPT = 2
@@ -53,7 +53,10 @@ class Checkpoint:
 def save_weights(model: nn.Module, path: Path) -> None:
     """Write a model as safetensors, whole or not at all; tensors that share memory are stored once."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.touch()
+    mode = temporary.stat().st_mode  # what the user's umask allows; safetensors makes its files private
     save_model(model, str(temporary))
+    temporary.chmod(mode)
     _sync(temporary)
     os.replace(temporary, path)
 

@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from dlion.topology import Channel
+from dlion.channel import Channel
 from dlion.train import loop
 from dlion.train.config import DEFAULT_WORKERS, Settled, TrainConfig
 from dlion.train.jobs import Job, Place, check, open_run

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from dlion.errors import ExchangeError
-from dlion.topology import Channel
+from dlion.channel import Channel
 from dlion.train.config import TrainConfig
 
 
