@@ -212,7 +212,7 @@ def test_a_bad_snippet_is_found(rule: Rule, path: str, text: str) -> None:
 GOOD = [
     (
         collectives_stay_in_channel,
-        "dlion/topology.py",
+        "dlion/channel.py",
         "import torch.distributed as dist\ndist.all_reduce(x)",
     ),
     (
