@@ -45,22 +45,21 @@ def load_fashion(data: str | None = None) -> ImageSet:
     Raises: ValueError: `data` holds no such files, or the files found are damaged.
     """
     if data is not None:
-        places = _places(Path(data).expanduser())
+        root = Path(data).expanduser()
+        places = [root, root / "fashion-mnist", root / "FashionMNIST" / "raw", root / "raw"]
         folder = _first_with_files(places)
         if folder is None:
             raise ValueError(
                 f"no Fashion-MNIST in --data {data}: looked for {FILES[0]}[.gz] and its three companions in "
-                f"{', '.join(map(str, places))}; get it by {HOW}, or leave --data out "
-                "to use the subset in the package"
+                f"{', '.join(map(str, places))}; get it by {HOW}, or leave out --data"
             )
         return _read_folder(folder)
-    root = os.environ.get("DLION_DATA")
-    folder = _first_with_files([*(_places(Path(root).expanduser()) if root else []), DEBIAN])
+    named = os.environ.get("DLION_DATA")
+    places = (
+        [Path(named).expanduser() / name for name in ("fashion-mnist", "FashionMNIST/raw")] if named else []
+    )
+    folder = _first_with_files([*places, DEBIAN])
     return _read_subset() if folder is None else _read_folder(folder)
-
-
-def _places(root: Path) -> list[Path]:
-    return [root / "fashion-mnist", root, root / "FashionMNIST" / "raw", root / "raw"]
 
 
 def _first_with_files(places: list[Path]) -> Path | None:
