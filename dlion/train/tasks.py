@@ -143,8 +143,9 @@ class ImageTask:
         result = torch.zeros(3, dtype=torch.float64)
         was_training = model.training
         model.eval()
-        shares = torch.arange(rank, len(self.images.valid_labels), workers)
-        for share in torch.split(shares, _EVALUATION_BATCH):
+        index = torch.arange(len(self.images.valid_labels))[rank::workers]
+        for begin in range(0, len(index), _EVALUATION_BATCH):
+            share = index[begin : begin + _EVALUATION_BATCH]
             logits = model(self._normalise(self.images.valid_images[share]).to(device)).float().cpu()
             result += _judge(logits, self.images.valid_labels[share])
         model.train(was_training)

@@ -53,7 +53,8 @@ def cached_arrays(key: str, make: Callable[[], Arrays]) -> tuple[Arrays, str]:
 
 def _read(path: Path) -> Arrays | None:
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # Opened here: np.load leaves the file open when it turns out to be no zip archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return dict(stored)
     except FileNotFoundError:
         return None

@@ -127,7 +127,8 @@ def parse_idx(content: bytes, path: Path) -> npt.NDArray[np.uint8]:
 
 def _read_subset() -> ImageSet:
     try:
-        with np.load(SUBSET, allow_pickle=False) as arrays:
+        # Opened here: np.load leaves the file open when it turns out to be no zip archive.
+        with SUBSET.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             train = Split(arrays["train_images"][:, None], arrays["train_labels"], SUBSET)
             valid = Split(arrays["valid_images"][:, None], arrays["valid_labels"], SUBSET)
     except (OSError, EOFError, KeyError, IndexError, ValueError, zipfile.BadZipFile, zlib.error) as error:
