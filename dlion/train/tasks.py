@@ -23,7 +23,7 @@ TASKS: tuple[str, ...] = ("fashion-mnist", "cifar10", "text")
 CONTEXT = 128
 EVALUATED_WINDOWS = 256
 _EVALUATION_BATCH = 250
-_EVALUATION_TOKENS = 4096
+_EVALUATION_LOGITS = 2**20  # 4 MB of logits at a time: 32 windows of bytes, one of GPT-2 tokens
 
 
 class Task(Protocol):
@@ -219,7 +219,7 @@ class TextTask:
         offsets = np.arange(rank, self.evaluated, workers) * spread // max(self.evaluated - 1, 1)
         was_training = model.training
         model.eval()
-        at_once = max(_EVALUATION_TOKENS // self.context, 1)
+        at_once = max(_EVALUATION_LOGITS // (self.context * self.vocabulary), 1)
         for begin in range(0, len(offsets), at_once):
             inputs, targets = self._windows(self.text.valid, offsets[begin : begin + at_once])
             logits = model(inputs.to(device)).float().cpu()

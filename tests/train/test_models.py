@@ -114,7 +114,7 @@ def test_images_of_other_sizes():
 
 
 @pytest.mark.parametrize(
-    ("name", "task", "lr", "fall"), [("conv", "fashion-mnist", 1e-3, 0.5), ("gpt", "text", 1e-3, 1.8)]
+    ("name", "task", "lr", "fall"), [("conv", "fashion-mnist", 1e-3, 0.4), ("gpt", "text", 1e-3, 1.8)]
 )
 def test_the_default_models_learn_from_a_few_signs(tasks, name, task, lr, fall):
     """30 steps of sign descent on the shipped data; the falls over seeds 0..4 were 0.76 to 1.12 (conv) and
@@ -124,7 +124,7 @@ def test_the_default_models_learn_from_a_few_signs(tasks, name, task, lr, fall):
     model = build_model(name, tasks[task])
     losses = []
     for step in range(30):
-        loss = tasks[task].loss(model, *tasks[task].batch(seed=0, rank=0, workers=1, step=step, size=16))
+        loss = tasks[task].loss(model, *tasks[task].batch(seed=0, rank=0, workers=1, step=step, size=8))
         model.zero_grad()
         loss.backward()
         losses.append(loss.item())

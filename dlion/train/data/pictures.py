@@ -36,7 +36,8 @@ def read_archive(archive: Path) -> ImageSet:
     """
     try:
         with archive.open("rb") as file:
-            key = f"pictures-{hashlib.file_digest(file, 'sha256').hexdigest()}"
+            # The 1 is the version of what _decode returns.
+            key = f"pictures-1-{hashlib.file_digest(file, 'sha256').hexdigest()}"
     except OSError as error:
         raise ValueError(f"{archive} cannot be read ({error.strerror}); check its permissions") from None
     arrays, where = cached_arrays(key, lambda: _decode(_archive_members(archive), archive))
