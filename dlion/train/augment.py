@@ -25,6 +25,4 @@ def crop_and_flip(images: torch.Tensor, *, seed: int, rank: int, step: int) -> t
     columns = torch.arange(width)
     columns = left[:, None] + torch.where(flip[:, None], columns.flip(0), columns)
     which = torch.arange(count)[:, None, None, None]
-    return padded[
-        which, torch.arange(channels)[:, None, None], rows[:, None, :, None], columns[:, None, None, :]
-    ]
+    return padded[which, torch.arange(channels)[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]

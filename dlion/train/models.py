@@ -108,9 +108,7 @@ class Vit(nn.Module):
                 f"{height}x{width_in}; use --model conv"
             )
         self.patches = nn.Conv2d(channels, width, self.patch, stride=self.patch)
-        self.positions = nn.Parameter(
-            0.02 * torch.randn((height // self.patch) * (width_in // self.patch), width)
-        )
+        self.positions = nn.Parameter(0.02 * torch.randn((height // self.patch) * (width_in // self.patch), width))
         self.blocks = nn.Sequential(
             *(
                 Block(
@@ -137,9 +135,7 @@ class Gpt(nn.Module):
     Input and output embedding are one matrix, as in GPT-2; positions are learned.
     """
 
-    def __init__(
-        self, vocabulary: int, context: int, *, layers: int, heads: int, width: int, hidden: int
-    ) -> None:
+    def __init__(self, vocabulary: int, context: int, *, layers: int, heads: int, width: int, hidden: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(0.02 * torch.randn(context, width))

@@ -27,9 +27,7 @@ def draws(*key: int, count: int) -> npt.NDArray[np.uint64]:
 
 def below(bound: int, *key: int, count: int) -> npt.NDArray[np.int64]:
     """i64[count] uniform in 0..bound-1, for bounds up to 2^32 (a bias of bound / 2^32 at most)."""
-    return (((draws(*key, count=count) >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32)).astype(
-        np.int64
-    )
+    return (((draws(*key, count=count) >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)
 
 
 def shuffled_positions(seed: int, rank: int, step: int, size: int, total: int) -> npt.NDArray[np.int64]:
@@ -41,10 +39,7 @@ def shuffled_positions(seed: int, rank: int, step: int, size: int, total: int) -
     """
     at = np.arange(step * size, (step + 1) * size)
     epochs = at // total
-    found = [
-        _permutation(seed, rank, int(epoch), total)[at[epochs == epoch] % total]
-        for epoch in np.unique(epochs)
-    ]
+    found = [_permutation(seed, rank, int(epoch), total)[at[epochs == epoch] % total] for epoch in np.unique(epochs)]
     return np.concatenate(found)
 
 

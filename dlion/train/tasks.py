@@ -69,9 +69,7 @@ def load_task(name: str, data: str | None = None) -> Task:
     if name == "fashion-mnist":
         return ImageTask(name, load_fashion(data), default_model="conv", normalisation=((0.286,), (0.353,)))
     if name == "cifar10":
-        return ImageTask(
-            name, load_cifar10(data), default_model="conv", normalisation=_CIFAR10, augment=crop_and_flip
-        )
+        return ImageTask(name, load_cifar10(data), default_model="conv", normalisation=_CIFAR10, augment=crop_and_flip)
     if name == "text":
         return TextTask(name, load_text(data), default_model="gpt")
     near = difflib.get_close_matches(name, TASKS, n=2, cutoff=0.4)
@@ -247,6 +245,4 @@ def _part(total: int, rank: int, workers: int) -> tuple[int, int]:
 def _judge(logits: Tensor, targets: Tensor) -> Tensor:
     summed = cross_entropy(logits, targets, reduction="sum")
     correct = (logits.argmax(1) == targets).sum()
-    return torch.stack(
-        [summed.double(), correct.double(), torch.tensor(float(len(targets)), dtype=torch.float64)]
-    )
+    return torch.stack([summed.double(), correct.double(), torch.tensor(float(len(targets)), dtype=torch.float64)])

@@ -79,9 +79,7 @@ def _read_folder(folder: Path) -> ImageSet:
     images, labels, test_images, test_labels = (parse_idx(content, path) for path, content in contents)
     sums = tuple(hashlib.sha256(content).hexdigest() for _, content in contents)
     known = "the files as published" if sums == PUBLISHED else "not the files as published (other SHA-256)"
-    note = (
-        f"Fashion-MNIST from {folder}: {len(images):,} training and {len(test_images):,} test images, {known}"
-    )
+    note = f"Fashion-MNIST from {folder}: {len(images):,} training and {len(test_images):,} test images, {known}"
     name = "Fashion-MNIST" if sums == PUBLISHED else f"IDX images of {folder.name}"
     return image_set(name, note, _split(images, labels, folder), _split(test_images, test_labels, folder))
 
@@ -119,9 +117,7 @@ def parse_idx(content: bytes, path: Path) -> npt.NDArray[np.uint8]:
     shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4)]
     expected = header + math.prod(shape)
     if len(content) != expected:
-        raise ValueError(
-            f"{path} holds {len(content):,} bytes where its header asks for {expected:,}; fetch it again"
-        )
+        raise ValueError(f"{path} holds {len(content):,} bytes where its header asks for {expected:,}; fetch it again")
     return np.frombuffer(bytearray(content), np.uint8, offset=header).reshape(shape)
 
 

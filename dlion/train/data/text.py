@@ -67,9 +67,7 @@ def _folder(root: Path) -> TextSet:
     files = {name: content for name, content in found.items() if content and b"\0" not in content[:8192]}
     if not files:
         raise ValueError(f"--data {root} holds no text files; give a folder with at least one, or a file")
-    skipped = (
-        f" ({len(found) - len(files):,} empty or binary files left out)" if len(files) < len(found) else ""
-    )
+    skipped = f" ({len(found) - len(files):,} empty or binary files left out)" if len(files) < len(found) else ""
     if len(files) == 1:
         (content,) = files.values()
         return _split_at_the_end(content, root.name, f"the only text file of {root}{skipped}")

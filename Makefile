@@ -1,0 +1,34 @@
+# The commands of this repository. Each does everything it needs on a machine with Python 3.11 and pip.
+#   make train [ARGS="--workers 2 --steps 100"]   set up .venv, then run `dlion train`
+#   make test  [ARGS="-k codecs"]                 set up .venv, then run the tests
+#   make check                                    set up .venv, then run ruff and mypy
+#   make clean                                    remove .venv and caches (never runs/)
+# PYTHON=/path/to/python picks the interpreter; TORCH=... another requirement than the pinned one.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+ARGS ?=
+
+# A TORCH that was not asked for never replaces the one that is installed already.
+ASKED_TORCH := $(if $(filter file,$(origin TORCH)),,$(TORCH))
+export PYTHON TORCH ASKED_TORCH
+
+.PHONY: train test check clean setup
+
+train: setup
+	@.venv/bin/dlion train $(ARGS)
+
+test: setup
+	@.venv/bin/python -m pytest $(ARGS)
+
+check: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+setup:
+	@sh scripts/setup.sh

@@ -1,0 +1,169 @@
+"""Do all workers train the same thing? Fingerprints to compare cheaply, reports to say what differs."""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlion.channel import ranks_text
+from dlion.header import majority_value
+from dlion.layout import local, named
+
+Report = dict[str, Any]
+
+
+def trainable_facts(param_groups: list[dict[str, Any]]) -> list[list[Any]]:
+    """What the layout follows from: (group, position, name, shape, dtype) of each trainable parameter."""
+    return [
+        [group, position, name, list(local(param).shape), str(param.dtype).removeprefix("torch.")]
+        for group, position, name, param in named(param_groups)
+        if param.requires_grad
+    ]
+
+
+def layout_fingerprint(param_groups: list[dict[str, Any]], options: Mapping[str, Any]) -> int:
+    """63 bits over order, names, shapes and dtypes of the trainable parameters, their groups, and the options."""
+    facts = json.dumps([trainable_facts(param_groups), len(param_groups), dict(options)], sort_keys=True)
+    return int.from_bytes(hashlib.sha256(facts.encode()).digest()[:8], "little") >> 1
+
+
+def hyper_parameters(param_groups: list[dict[str, Any]], keys: Iterable[str]) -> list[dict[str, Any]]:
+    """The values of `keys` in each group, as JSON can say them; tensors as numbers."""
+    return [{key: _plain(group[key]) for key in sorted(keys)} for group in param_groups]
+
+
+def hyper_fingerprint(hyper: list[dict[str, Any]]) -> int:
+    """32 bits over the hyper-parameters of all groups."""
+    return zlib.crc32(repr(hyper).encode())
+
+
+def first_not_finite(param_groups: list[dict[str, Any]]) -> str | None:
+    """Name of the first parameter whose gradient holds an infinity or NaN."""
+    for _, _, name, param in named(param_groups):
+        if param.grad is not None and not bool(local(param.grad).isfinite().all()):
+            return name
+    return None
+
+
+def explain_layouts(reports: list[Report]) -> str | None:
+    """One sentence naming the ranks whose layout or options are not the common one, and the first difference."""
+    return _explain(
+        reports,
+        key=lambda report: json.dumps([report["parameters"], report["options"]], sort_keys=True),
+        differ=_layout_difference,
+        begin="the workers do not train the same parameters with the same options",
+        advice="give every worker the same trainable parameters, in the same order, and the same options",
+    )
+
+
+def explain_hyper_parameters(reports: list[Report]) -> str:
+    """One sentence naming the ranks whose hyper-parameters or step count are not the common ones."""
+    said = _explain(
+        reports,
+        key=lambda report: json.dumps([report["t"], report["hyper"]], sort_keys=True),
+        differ=_hyper_difference,
+        begin="the workers' hyper-parameters or step counts differ",
+        advice="give all workers the same hyper-parameters and schedule, and load all of them from the same checkpoint",
+    )
+    return said or "the workers' rows carry different buckets or versions: use the same version of dlion everywhere"
+
+
+def explain_parameters(checksums: list[int]) -> str:
+    """One sentence naming the ranks whose parameters are not the common ones."""
+    common = majority_value(checksums)
+    different = [rank for rank, value in enumerate(checksums) if value != common]
+    return (
+        f"parameters differ before the first step: those of {ranks_text(different)} are not those of rank "
+        f"{checksums.index(common)}: wrap the model in DDP or call dlion.local_gradients(model)"
+    )
+
+
+def report(param_groups: list[dict[str, Any]], options: Mapping[str, Any], keys: Iterable[str], status: int) -> Report:
+    """What a worker says of itself when something differs: JSON, sent only then."""
+    return {
+        "status": status,
+        "t": param_groups[0]["t"],
+        "hyper": hyper_parameters(param_groups, keys),
+        "options": dict(options),
+        "parameters": trainable_facts(param_groups),
+        "frozen": [name for _, _, name, param in named(param_groups) if not param.requires_grad],
+        "not_finite": first_not_finite(param_groups),
+    }
+
+
+def _explain(
+    reports: list[Report],
+    key: Callable[[Report], str],
+    differ: Callable[[Report, Report], str],
+    begin: str,
+    advice: str,
+) -> str | None:
+    keys = [key(report) for report in reports]
+    common = keys.index(majority_value(keys))
+    found = [
+        f"on rank {rank} {differ(report, reports[common])} (compared with rank {common})"
+        for rank, report in enumerate(reports)
+        if keys[rank] != keys[common]
+    ]
+    if not found:
+        return None
+    shown = "; ".join(found[:4]) + (f"; and {len(found) - 4} more ranks" if len(found) > 4 else "")
+    return f"{begin}: {shown}: {advice}"
+
+
+def _layout_difference(theirs: Report, common: Report) -> str:
+    for name, value in common["options"].items():
+        if theirs["options"].get(name) != value:
+            return f"{name}={theirs['options'].get(name)!r} instead of {value!r}"
+    mine, wanted = theirs["parameters"], common["parameters"]
+    if not mine or not wanted:
+        return f"there are {len(mine)} trainable parameters instead of {len(wanted)}"
+    for a, b in zip(mine, wanted, strict=False):
+        if a != b:
+            return _parameter_difference(a, b, theirs, common)
+    if len(mine) < len(wanted):
+        return _missing(wanted[len(mine)], theirs)
+    return f"there is one more trainable parameter, {_text(mine[len(wanted)])}"
+
+
+def _parameter_difference(mine: list[Any], wanted: list[Any], theirs: Report, common: Report) -> str:
+    if wanted not in theirs["parameters"] and mine in common["parameters"]:
+        return _missing(wanted, theirs)
+    if mine[2] in common["frozen"]:
+        return f"{_text(mine)} is trainable but should be frozen"
+    return f"{_text(mine)} stands where {_text(wanted)} should"
+
+
+def _missing(wanted: list[Any], theirs: Report) -> str:
+    return f"{_text(wanted)} is {'frozen' if wanted[2] in theirs['frozen'] else 'missing'}"
+
+
+def _text(fact: list[Any]) -> str:
+    _, _, name, shape, dtype = fact
+    return f"{name} {shape} {dtype}"
+
+
+def _hyper_difference(theirs: Report, common: Report) -> str:
+    if theirs["t"] != common["t"]:
+        return f"t={theirs['t']} steps were applied instead of {common['t']}"
+    if len(theirs["hyper"]) != len(common["hyper"]):
+        return f"there are {len(theirs['hyper'])} parameter groups instead of {len(common['hyper'])}"
+    for index, (mine, wanted) in enumerate(zip(theirs["hyper"], common["hyper"], strict=True)):
+        for key, value in wanted.items():
+            if mine.get(key) != value:
+                return f"group {index} has {key}={mine.get(key)} instead of {value}"
+    return "something else differs"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return float(value)
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, torch.dtype):
+        return str(value)
+    return value

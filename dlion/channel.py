@@ -1,0 +1,231 @@
+"""One process group and the few calls that dlion makes: the only file, with elastic.py and checkpoint.py, that uses
+torch.distributed collectives.
+"""
+
+import json
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlion.errors import ExchangeError, GroupNotReadyError
+
+BROADCAST_BYTES = 2**26  # of one broadcast call at start-up: bounds the extra memory
+
+
+def default_group(who: str) -> dist.ProcessGroup | None:
+    """The default process group, or None where this is the only worker.
+
+    Raises:
+        GroupNotReadyError: WORLD_SIZE says that there are more workers, but no group exists.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return dist.group.WORLD
+    workers = os.environ.get("WORLD_SIZE", "1")
+    if workers.strip() not in ("", "0", "1"):
+        raise GroupNotReadyError(
+            f"{who} was used with WORLD_SIZE={workers} but no process group exists, so every worker would train apart: "
+            "call torch.distributed.init_process_group() before the first step"
+        )
+    return None
+
+
+class Channel:
+    """One process group, with the few calls that dlion makes. `group=None` is the default group.
+
+    Every method is a collective: all workers call it in the same order.
+
+    Raises:
+        GroupNotReadyError: when there is no group.
+        ExchangeError: from each method, when another worker is lost or does not come within the group's timeout.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        group = group if group is not None else default_group("dlion.topology.Channel")
+        if group is None:
+            raise GroupNotReadyError("no process group exists: call torch.distributed.init_process_group() first")
+        self.group = group
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+        self.device = _wire_device(group)
+
+    def all_to_all(self, rows: Tensor) -> Tensor:
+        """Row j goes to worker j: T[size, width] -> T[size, width], row i from worker i."""
+        received = torch.empty_like(rows)
+        with self._naming("exchanging ballots"):
+            dist.all_to_all_single(received, rows, group=self.group)
+        return received
+
+    def all_gather(self, row: Tensor) -> Tensor:
+        """T[width] -> T[size, width], every worker's row."""
+        received = row.new_empty(self.size * row.numel())
+        with self._naming("gathering rows"):
+            dist.all_gather_single(received, row.contiguous(), group=self.group)
+        return received.view(self.size, row.numel())
+
+    def gather(self, row: Tensor, to: int) -> Tensor | None:
+        """T[width] -> T[size, width] on worker `to`, None elsewhere."""
+        received = row.new_empty((self.size, row.numel())) if self.rank == to else None
+        with self._naming("gathering ballots at the server"):
+            parts = list(received) if received is not None else None
+            dist.gather(row.contiguous(), parts, group=self.group, group_dst=to)
+        return received
+
+    def send_out(self, row: Tensor, source: int) -> Tensor:
+        """T[width] of worker `source` to everybody, directly: the others pass a row of the same width."""
+        received = torch.empty_like(row)
+        with self._naming("receiving the server's verdict"):
+            parts = [row.contiguous()] * self.size if self.rank == source else None
+            dist.scatter(received, parts, group=self.group, group_src=source)
+        return received
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Sum over the workers, in place, by the backend's own all-reduce."""
+        with self._naming("summing tensors"):
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def broadcast_(self, tensors: list[Tensor], source: int = 0) -> None:
+        """Overwrite `tensors` with worker `source`'s, any dtype and memory layout. Sizes must be equal everywhere."""
+        for run in _runs(tensors, BROADCAST_BYTES):
+            flat = torch.cat([t.detach().reshape(-1).view(torch.uint8).to(self.device) for t in run])
+            with self._naming("broadcasting tensors"):
+                dist.broadcast(flat, group=self.group, group_src=source)
+            parts = torch.split(flat, [t.numel() * t.element_size() for t in run])
+            for tensor, part in zip(run, parts, strict=True):
+                # a clone, because a view as a wider dtype needs an aligned start
+                tensor.detach().copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Every worker's `value`, in rank order, on every worker; JSON, never pickle. Two calls."""
+        text = json.dumps(value).encode()
+        lengths = self.all_gather(torch.tensor([len(text)], dtype=torch.int64, device=self.device))
+        row = torch.zeros(int(lengths.max()), dtype=torch.uint8, device=self.device)
+        row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
+        rows = self.all_gather(row).cpu()
+        return [json.loads(bytes(r[:n].tolist())) for r, n in zip(rows, lengths.view(-1).tolist(), strict=True)]
+
+    def barrier(self) -> None:
+        """Wait for all workers."""
+        self.all_gather(torch.zeros(1, dtype=torch.uint8, device=self.device))
+
+    @contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ExchangeError(
+                f"rank {self.rank} of {self.size} lost another worker while {what}: look for the first error among the "
+                f"workers and start again from the last checkpoint (network: {reason})"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Voting:
+    """dlion's own two groups for one parent group: ballots and verdicts never interleave with the caller's calls."""
+
+    ballots: Channel
+    verdicts: Channel
+    rounds: list[int]  # how many agreements were begun here; one number, held in a list so that it can grow
+
+
+_made: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float | None, Voting]]" = weakref.WeakKeyDictionary()
+
+
+def adopt(
+    parent: dist.ProcessGroup,
+    ballots: dist.ProcessGroup,
+    verdicts: dist.ProcessGroup,
+    timeout: timedelta | None = None,
+) -> None:
+    """Vote over groups that exist already, where voting over `parent` with this `timeout` would make them."""
+    seconds = timeout.total_seconds() if timeout else None
+    _made.setdefault(parent, {})[seconds] = Voting(Channel(ballots), Channel(verdicts), [0])
+
+
+def voting_groups(parent: dist.ProcessGroup, timeout: timedelta | None) -> Voting:
+    """The two groups over the workers of `parent`, made once for each (parent, timeout) and shared by all optimizers.
+
+    Waits first until every worker of `parent` has come.
+
+    Raises:
+        ExchangeError: names the ranks that have not come within `timeout` (None: the parent group's own).
+    """
+    seconds = timeout.total_seconds() if timeout else None
+    made = _made.setdefault(parent, {})
+    if seconds not in made:
+        wait_for_all(parent, f"dlion/groups/{seconds}", timeout)
+        limit = timeout or timeout_of(parent)
+        ranks = dist.get_process_group_ranks(parent)
+        backend = dist.get_backend_config(parent)
+        pair = [
+            dist.new_group(ranks, timeout=limit, backend=backend, use_local_synchronization=True, group_desc=desc)
+            for desc in ("dlion ballots", "dlion verdicts")
+        ]
+        made[seconds] = Voting(Channel(pair[0]), Channel(pair[1]), [0])
+    return made[seconds]
+
+
+def wait_for_all(group: dist.ProcessGroup, key: str, timeout: timedelta | None) -> None:
+    """Announce this worker under `key` in the group's store and wait for the others.
+
+    Raises:
+        ExchangeError: names the ranks that have not come within `timeout` (None: the group's own).
+    """
+    timeout = timeout or timeout_of(group)
+    store, rank, size = group.get_group_store(), group.rank(), group.size()
+    store.set(f"{key}/{rank}", "here")
+    everyone = [f"{key}/{other}" for other in range(size)]
+    try:
+        store.wait(everyone, timeout)
+    except RuntimeError as error:
+        absent = [other for other in range(size) if not store.check([everyone[other]])]
+        raise ExchangeError(
+            f"rank {rank} waited {timeout.total_seconds():g} s for all {size} workers to begin, and "
+            f"{ranks_text(absent)} did not come: look for an error there, or raise timeout="
+        ) from error
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """'rank 1' or 'ranks 1, 3'."""
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _runs(tensors: list[Tensor], limit: int) -> Iterator[list[Tensor]]:
+    run: list[Tensor] = []
+    for tensor in tensors:
+        if run and sum(map(nbytes, run)) + nbytes(tensor) > limit:
+            yield run
+            run = []
+        run.append(tensor)
+    if run:
+        yield run
+
+
+def _wire_device(group: dist.ProcessGroup) -> torch.device:
+    """Where rows must lie for this group: the CPU if its backends reach it, else the current accelerator."""
+    kinds = [device.type for device in getattr(group, "_device_types", ())] or ["cpu"]
+    if "cpu" in kinds:
+        return torch.device("cpu")
+    return torch.device(kinds[0], torch.accelerator.current_device_index())
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """The group's own timeout: torch offers no public way to read it."""
+    try:
+        timeout: timedelta = group._get_backend(_wire_device(group)).options._timeout
+    except (AttributeError, RuntimeError):
+        return dist.default_pg_timeout
+    return timeout

@@ -1,0 +1,235 @@
+"""One optimizer's dealings with the other workers: agreement, buckets out and verdicts in, diagnosis.
+
+It is made at the first step and again whenever the layout changes on all workers.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlion import agreement
+from dlion.channel import Channel, Voting, ranks_text, voting_groups, wait_for_all
+from dlion.codecs import Moment
+from dlion.errors import AgreementError, NonFiniteGradientError
+from dlion.header import NOBODY, BallotHeader, Status, VerdictHeader, worst
+from dlion.layout import Bucket, Layout, Replica, from_shards, into_shards, local
+from dlion.methods import Wire
+from dlion.ops.bits import checksum
+from dlion.options import Options
+from dlion.stats import Stats
+from dlion.tallies import Tally
+from dlion.topology import AllReduce, Replicated, Server, Sharded, Solo, Topology
+
+REPLICATED_WORDS = 1024  # up to here one call with all ballots is quicker than two with shards
+GUARDED_STEPS = 3  # steps whose gradients are compared, to find gradients that were averaged before
+
+Reading = tuple[Bucket, Tensor, VerdictHeader]
+
+
+class Exchange:
+    """The workers of one group as one optimizer sees them.
+
+    Args:
+        group: all workers; None for one worker alone.
+        options: as given to the optimizer.
+        wire: codecs and counting for a group of this size.
+        param_groups: of the optimizer.
+        keys: the hyper-parameters that must be equal on all workers in every step.
+        stats: counts what is moved.
+
+    Raises:
+        AgreementError: layouts, options or parameters differ between workers.
+        ExchangeError: a worker did not come.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        options: Options,
+        wire: Wire,
+        param_groups: list[dict[str, Any]],
+        keys: Iterable[str],
+        state: Any,
+        stats: Stats,
+    ) -> None:
+        self.group = group
+        self.options = options
+        self.wire = wire
+        self.keys = tuple(keys)
+        self.stats = stats
+        self.voting = voting_groups(group, options.timeout) if group is not None and group.size() > 1 else None
+        self.workers = self.voting.ballots.size if self.voting else 1
+        self.rank = self.voting.ballots.rank if self.voting else 0
+        self.bind(param_groups, state)
+        self.fingerprint = self._fingerprint(param_groups)
+        self.topology = self._topology()
+        self._guarded = 0 if self.voting else GUARDED_STEPS
+        self._averaged = True
+        if self.voting:
+            self._agree(self.voting)
+
+    def bind(self, param_groups: list[dict[str, Any]], state: Any) -> None:
+        """Take up these parameters and this state; the layout that others know stays as agreed."""
+        self.param_groups = param_groups
+        self.layout = Layout.of(param_groups, self._bucket_elements(), self.wire.up.align)
+        self.replica = Replica(param_groups, state)
+
+    def fits(self, param_groups: list[dict[str, Any]]) -> bool:
+        """Whether these parameters have the layout that was agreed."""
+        return self._fingerprint(param_groups) == self.fingerprint
+
+    def begin(self) -> None:
+        """Read t and the hyper-parameters of the step that starts now."""
+        self.t = int(self.param_groups[0]["t"])
+        self.moment = Moment(self.t, self.rank)
+        self._hyper = agreement.hyper_fingerprint(agreement.hyper_parameters(self.param_groups, self.keys))
+
+    def consult(self, bucket: Bucket, planes: Tensor, finite: bool) -> Reading:
+        """Exchange one bucket.
+
+        Args:
+            planes: T[ballot planes, n], the encoded message.
+            finite: whether the gradients behind it were.
+
+        Returns:
+            The bucket, its verdict T[verdict planes, n] and the verdict's header, equal on all workers.
+
+        Raises:
+            AgreementError: layouts, hyper-parameters or t differ.
+        """
+        status = Status.OK if finite else Status[self.options.nonfinite.upper()]
+        verdict, header = self._exchanged(bucket, planes, status)
+        if header.status >= Status.HYPERPARAMETERS_DIFFER:
+            self._diagnose(header.status, status)
+        return bucket, verdict, header
+
+    def decide(self, readings: Iterator[Reading]) -> Iterable[Reading]:
+        """The verdicts to apply: with `nonfinite="skip" | "raise"` all are in before the first parameter is written.
+
+        Raises:
+            NonFiniteGradientError: some worker's gradients are not finite, and the policy is "raise".
+        """
+        if self.options.nonfinite == "abstain":
+            return readings
+        held = list(readings)
+        statuses = {header.status for _, _, header in held}
+        if Status.RAISE in statuses:
+            self._diagnose(Status.RAISE, Status.RAISE)
+        return [] if Status.SKIP in statuses else held
+
+    def announce_layout_change(self) -> None:
+        """Tell the others, in a row of the old length, that the layout changed here; returns if it changed everywhere.
+
+        Raises:
+            AgreementError: it did not change on some worker.
+        """
+        if self.voting is None:
+            return
+        self.begin()
+        bucket = self.layout.buckets[0]
+        blank = torch.zeros(bucket.size, dtype=bucket.dtype)
+        planes = self.wire.up.encode(blank, bucket, self.moment)
+        self._exchanged(bucket, planes, Status.LAYOUT_CHANGED)
+        self._diagnose(Status.LAYOUT_CHANGED, Status.LAYOUT_CHANGED)
+
+    def guard(self) -> None:
+        """In the first steps, find out whether gradients had been averaged already: then nothing is saved."""
+        if self.voting is None or self._guarded >= GUARDED_STEPS:
+            return
+        grads = [local(param.grad) for param in self.replica.params if param.grad is not None]
+        hashes = self._gathered(self.voting.ballots, [checksum(grads) >> 1])
+        self._averaged = self._averaged and hashes[0] != [0] and all(value == hashes[0] for value in hashes)
+        self._guarded += 1
+        if self._guarded == GUARDED_STEPS and self._averaged:
+            warnings.warn(
+                f"gradients were equal on all {self.workers} workers in the first {GUARDED_STEPS} steps, so they seem "
+                "to be averaged already: votes then carry no information and no traffic is saved; call "
+                "dlion.local_gradients(model) on the DDP module to switch averaging off",
+                stacklevel=4,
+            )
+
+    def _fingerprint(self, param_groups: list[dict[str, Any]]) -> int:
+        return agreement.layout_fingerprint(param_groups, self.options.agreed(self.workers))
+
+    def _topology(self) -> Topology:
+        if self.voting is None:
+            return Solo()
+        if self.wire.up.align == 1:
+            return AllReduce(self.voting, self.stats)
+        words = sum(bucket.words for bucket in self.layout.buckets)
+        small = self.workers == 2 or words <= REPLICATED_WORDS
+        name = self.options.topology
+        if name == "auto":
+            name = "replicated" if small else "sharded"
+        if name == "sharded":
+            return Sharded(self.voting, self.stats)
+        if name == "replicated":
+            return Replicated(self.voting, self.stats)
+        return Server(self.voting, self.stats)
+
+    def _bucket_elements(self) -> int:
+        if self.wire.up.align == 1:
+            return self.options.bucket_bytes * 8 // self.wire.up.bits
+        return self.options.bucket_bytes * 8
+
+    def _exchanged(self, bucket: Bucket, planes: Tensor, status: Status) -> tuple[Tensor, VerdictHeader]:
+        own = BallotHeader(status, bucket.number & 0xFFFF, self.t & NOBODY, self.fingerprint & NOBODY, self._hyper)
+        device = self.voting.ballots.device if self.voting else planes.device
+        rows = into_shards(planes.to(device), self.topology.shards)
+        shard_words = -(-planes.shape[1] // self.topology.shards)
+        tally = Tally(self.wire.count, own, bucket.first_word, shard_words)
+        headers, verdicts = self.topology.consult(own.encode().to(device), rows, tally)
+        header = worst([VerdictHeader.decode(row) for row in headers.tolist()])
+        self.stats.abstentions += header.abstentions if header.status < Status.HYPERPARAMETERS_DIFFER else 0
+        return from_shards(verdicts, self.wire.count.verdict_planes, planes.shape[1]), header
+
+    def _agree(self, voting: Voting) -> None:
+        """Compare fingerprints and parameters with the other workers', once for each layout."""
+        channel = voting.ballots
+        voting.rounds[0] += 1
+        wait_for_all(channel.group, f"dlion/agreement/{voting.rounds[0]}", self.options.timeout)
+        parameters = checksum([local(param) for param in self.replica.params]) >> 1
+        rows = self._gathered(channel, [self.fingerprint, parameters])
+        if len({fingerprint for fingerprint, _ in rows}) > 1:
+            said = agreement.explain_layouts(self._reports(channel, Status.OK))
+            raise AgreementError(said or "the workers' layouts differ: use the same version of dlion everywhere")
+        if len({value for _, value in rows}) > 1:
+            raise AgreementError(agreement.explain_parameters([value for _, value in rows]))
+
+    def _diagnose(self, status: Status, own: Status) -> None:
+        """Find out together what is wrong, and raise it; return only if every worker announced a new layout."""
+        if self.voting is None:
+            reports = [agreement.report(self.param_groups, self.options.agreed(1), self.keys, own)]
+        else:
+            reports = self._reports(self.voting.ballots, own)
+        if status == Status.RAISE:
+            where = [f"{r['not_finite']} on rank {k}" for k, r in enumerate(reports) if r["not_finite"]]
+            raise NonFiniteGradientError(
+                f"the gradient is not finite in {', '.join(where)} at step t={self.t} and nonfinite='raise'; no "
+                "parameter was written: lower the learning rate, clip, or use nonfinite='abstain'"
+            )
+        if status == Status.HYPERPARAMETERS_DIFFER:
+            raise AgreementError(agreement.explain_hyper_parameters(reports))
+        changed = [rank for rank, said in enumerate(reports) if said["status"] == Status.LAYOUT_CHANGED]
+        if len(changed) < len(reports):
+            what = agreement.explain_layouts(reports) or "its parameters were replaced by others"
+            raise AgreementError(f"the layout changed on {ranks_text(changed)} alone after t={self.t} steps: {what}")
+
+    def _reports(self, channel: Channel, status: Status) -> list[agreement.Report]:
+        own = agreement.report(self.param_groups, self.options.agreed(self.workers), self.keys, status)
+        reports = channel.gather_json(own)
+        sizes = [len(str(said)) for said in reports]  # near enough: these bytes only have to be kept apart
+        self.stats.checked(sizes[self.rank], sum(sizes) - sizes[self.rank])
+        return reports
+
+    def _gathered(self, channel: Channel, numbers: list[int]) -> list[list[int]]:
+        """Every worker's `numbers`, 63 bits each."""
+        row = torch.tensor(numbers, dtype=torch.int64, device=channel.device)
+        nbytes = row.numel() * row.element_size() * (channel.size - 1)
+        self.stats.checked(nbytes, nbytes)
+        rows: list[list[int]] = channel.all_gather(row).tolist()
+        return rows

@@ -1,0 +1,1 @@
+"""Thin adapters to what people already use; each is imported only when it is asked for."""

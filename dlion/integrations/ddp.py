@@ -1,0 +1,113 @@
+"""DistributedDataParallel and plain modules: gradients stay local, replicas start equal, buffers stay together."""
+
+import hashlib
+import json
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from dlion.channel import Channel, default_group
+from dlion.errors import AgreementError
+from dlion.layout import local
+
+
+def local_gradients(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
+    """Make every worker start from the same parameters and keep its gradients to itself.
+
+    A DistributedDataParallel module gets torch's no-op communication hook: it has broadcast its parameters already, and
+    goes on handling buffers and unused parameters. Of any other module, rank 0's parameters and buffers are broadcast
+    once. With one worker nothing happens. Call it before the first step, on all workers; calling it again is harmless.
+
+    Args:
+        model: modified in place.
+        process_group: of the workers; None is the default group.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: the DDP module has another communication hook.
+        AgreementError: the workers' models differ in names, shapes or dtypes.
+        GroupNotReadyError: WORLD_SIZE is above 1 and there is no process group.
+    """
+    if isinstance(model, DistributedDataParallel):
+        _keep_local(model)
+        return model
+    channel = _channel(process_group, "dlion.local_gradients(model)")
+    if channel is not None:
+        tensors = _tensors(model)
+        _check_same(channel, tensors)
+        channel.broadcast_([tensor for _, tensor in tensors])
+    return model
+
+
+def synchronize_buffers(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
+    """Give all workers the same buffers: floating-point ones become the mean, all others rank 0's.
+
+    Call it on all workers before evaluation and before saving; normalisation statistics are local until then.
+
+    Args:
+        model: modified in place.
+        process_group: of the workers; None is the default group.
+
+    Returns:
+        The same model.
+
+    Raises:
+        AgreementError: the workers' buffers differ in names, shapes or dtypes.
+        GroupNotReadyError: WORLD_SIZE is above 1 and there is no process group.
+    """
+    channel = _channel(process_group, "dlion.synchronize_buffers(model)")
+    buffers = [(name, local(buffer)) for name, buffer in model.named_buffers()]
+    if channel is None or not buffers:
+        return model
+    _check_same(channel, buffers)
+    for _, buffer in buffers:
+        if buffer.is_floating_point():
+            wide = torch.promote_types(buffer.dtype, torch.float32)
+            buffer.copy_(channel.sum_(buffer.to(channel.device, wide, copy=True)) / channel.size)
+    channel.broadcast_([buffer for _, buffer in buffers if not buffer.is_floating_point()])
+    return model
+
+
+def _keep_local(model: DistributedDataParallel) -> None:
+    if getattr(model, "_dlion_local", False):
+        return
+    try:
+        model.register_comm_hook(None, noop_hook)
+    except RuntimeError as error:
+        raise ValueError(
+            "this DDP module has a communication hook already, and votes need local gradients: build it without one"
+        ) from error
+    model._dlion_local = True  # type: ignore[assignment]
+
+
+def _channel(group: dist.ProcessGroup | None, who: str) -> Channel | None:
+    group = group if group is not None else default_group(who)
+    return Channel(group) if group is not None and group.size() > 1 else None
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    both = [*model.named_parameters(), *model.named_buffers()]
+    return [(name, local(tensor).detach()) for name, tensor in both]
+
+
+def _check_same(channel: Channel, tensors: list[tuple[str, Tensor]]) -> None:
+    """Sizes must agree before anything travels: gloo ends the process where they do not."""
+    facts = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors]
+    digest = int.from_bytes(hashlib.sha256(json.dumps(facts).encode()).digest()[:8], "little") >> 1
+    digests = channel.all_gather(torch.tensor([digest], dtype=torch.int64, device=channel.device)).view(-1).tolist()
+    if len(set(digests)) == 1:
+        return
+    everyone = channel.gather_json(facts)
+    for rank, theirs in enumerate(everyone):
+        for index in range(max(len(theirs), len(everyone[0]))):
+            here, there = theirs[index : index + 1], everyone[0][index : index + 1]
+            if here != there:
+                raise AgreementError(
+                    f"the workers' models differ: rank {rank} has {here or 'nothing'} where rank 0 has "
+                    f"{there or 'nothing'}: build the same model on every worker"
+                )

@@ -1,0 +1,205 @@
+"""Parameters -> words, buckets and shards: one flat order that every worker shares.
+
+Everything here follows from `param_groups` and `requires_grad` alone, never from which gradients exist.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WORD = 64  # elements per word of one-bit ballots
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lives here: a DTensor's local shard, any other tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One trainable tensor in the layout: `numel` elements in logical row-major order from element `first`."""
+
+    group: int
+    position: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    numel: int
+    first: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements `start` to `stop` of a slot, found at element `offset` of a bucket."""
+
+    slot: int
+    start: int
+    stop: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A run of elements exchanged together, `size` of them (padding included) from element `first` of the layout.
+
+    `dtype` is the one that messages are computed in; `tails` are the words that hold padding: (word of the bucket, mask
+    of its real elements).
+    """
+
+    number: int
+    first: int
+    size: int
+    pieces: tuple[Piece, ...]
+    dtype: torch.dtype
+    tails: tuple[tuple[int, int], ...]
+
+    @property
+    def first_word(self) -> int:
+        return self.first // WORD
+
+    @property
+    def words(self) -> int:
+        return self.size // WORD
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The flat order of all trainable tensors, and its cut into buckets.
+
+    Attributes:
+        slots: one per trainable tensor, in `param_groups` order.
+        buckets: at least one, even when there is nothing to exchange.
+        numel: trainable parameters without padding.
+    """
+
+    slots: tuple[Slot, ...]
+    buckets: tuple[Bucket, ...]
+    numel: int
+
+    @staticmethod
+    def of(param_groups: list[dict[str, Any]], bucket_elements: int, align: int) -> "Layout":
+        """Lay out the trainable tensors of `param_groups`, each starting on a multiple of `align` elements."""
+        slots: list[Slot] = []
+        first = 0
+        for group, position, name, param in named(param_groups):
+            if not param.requires_grad:
+                continue
+            here = local(param)
+            slots.append(Slot(group, position, name, tuple(here.shape), here.dtype, here.numel(), first))
+            first += -(-here.numel() // align) * align
+        return Layout(tuple(slots), _cut(slots, first, bucket_elements), sum(slot.numel for slot in slots))
+
+
+def named(param_groups: list[dict[str, Any]]) -> list[tuple[int, int, str, Tensor]]:
+    """(group, position in it, name, parameter) of every parameter, frozen ones included."""
+    found = []
+    for index, group in enumerate(param_groups):
+        names = group.get("param_names")
+        for position, param in enumerate(group["params"]):
+            name = names[position] if names else f"parameter {position} of group {index}"
+            found.append((index, position, name, param))
+    return found
+
+
+def _cut(slots: list[Slot], total: int, bucket_elements: int) -> tuple[Bucket, ...]:
+    buckets = []
+    following = 0  # the first slot that reaches into the bucket at hand
+    for number, first in enumerate(range(0, max(total, 1), bucket_elements)):
+        end = min(first + bucket_elements, total)
+        pieces = []
+        while following < len(slots) and slots[following].first + slots[following].numel <= first:
+            following += 1
+        for index in range(following, len(slots)):
+            slot = slots[index]
+            if slot.first >= end:
+                break
+            start, stop = max(first - slot.first, 0), min(end - slot.first, slot.numel)
+            if start < stop:
+                pieces.append(Piece(index, start, stop, slot.first + start - first))
+        wide = any(slots[piece.slot].dtype == torch.float64 for piece in pieces)
+        dtype = torch.float64 if wide else torch.float32
+        buckets.append(Bucket(number, first, end - first, tuple(pieces), dtype, _tails(pieces)))
+    return tuple(buckets)
+
+
+def _tails(pieces: list[Piece]) -> tuple[tuple[int, int], ...]:
+    ends = [piece.offset + piece.stop - piece.start for piece in pieces]
+    return tuple((end // WORD, (1 << end % WORD) - 1) for end in ends if end % WORD)
+
+
+def into_shards(planes: Tensor, shards: int) -> Tensor:
+    """T[planes, n] -> T[shards, planes * ceil(n/shards)]: the rows of equal shards, zeros at the end."""
+    short = -planes.shape[1] % shards
+    if short:
+        planes = torch.nn.functional.pad(planes, (0, short))
+    return planes.view(len(planes), shards, -1).transpose(0, 1).reshape(shards, -1)
+
+
+def from_shards(rows: Tensor, planes: int, length: int) -> Tensor:
+    """The inverse of `into_shards`: T[shards, planes * m] -> T[planes, length]."""
+    return rows.reshape(len(rows), planes, -1).transpose(0, 1).reshape(planes, -1)[:, :length]
+
+
+class Replica:
+    """One worker's parameters, gradients and state, seen as flat slices in the order of a layout.
+
+    Parameters and gradients stay where they are; a slice of a tensor that is not contiguous is a copy, which
+    `write` puts back.
+    """
+
+    def __init__(self, param_groups: list[dict[str, Any]], state: Any) -> None:
+        self.param_groups = param_groups
+        self.state = state
+        self.params = [param for _, _, _, param in named(param_groups) if param.requires_grad]
+        self._group = [
+            index for index, group in enumerate(param_groups) for param in group["params"] if param.requires_grad
+        ]
+
+    def group(self, piece: Piece) -> dict[str, Any]:
+        """The parameter group of a piece."""
+        return self.param_groups[self._group[piece.slot]]
+
+    def gradient(self, piece: Piece) -> Tensor:
+        """f[n]: the local gradient; zeros where there is none."""
+        param = self.params[piece.slot]
+        if param.grad is None:
+            return local(param).new_zeros(()).expand(piece.stop - piece.start)
+        return local(param.grad).reshape(-1)[piece.start : piece.stop]
+
+    def momentum(self, piece: Piece) -> Tensor:
+        """f[n], a view of `state[param]["exp_avg"]`."""
+        momentum: Tensor = self.state[self.params[piece.slot]]["exp_avg"]
+        return local(momentum).view(-1)[piece.start : piece.stop]
+
+    def parameter(self, piece: Piece) -> Tensor:
+        """f[n]: a view, or a copy where the parameter is not contiguous."""
+        return local(self.params[piece.slot]).detach().reshape(-1)[piece.start : piece.stop]
+
+    def write(self, piece: Piece, values: Tensor) -> None:
+        """Make `values`, f[n], the elements of the piece; nothing to do where they are a view of it."""
+        param = local(self.params[piece.slot]).detach()
+        if param.is_contiguous():
+            if values.data_ptr() != param.view(-1)[piece.start : piece.stop].data_ptr():
+                param.view(-1)[piece.start : piece.stop].copy_(values)
+            return
+        flat = param.reshape(-1)
+        flat[piece.start : piece.stop] = values
+        param.copy_(flat.view(param.shape))
+
+    def allocate_momentum(self) -> None:
+        """Give every trainable parameter its `exp_avg`, zero, in float32 (float64 for float64 parameters)."""
+        for param in self.params:
+            if "exp_avg" not in self.state[param]:
+                dtype = momentum_dtype(param)
+                self.state[param]["exp_avg"] = torch.zeros_like(
+                    param, dtype=dtype, memory_format=torch.contiguous_format, requires_grad=False
+                )
+
+
+def momentum_dtype(param: Tensor) -> torch.dtype:
+    """float32 for float32, bfloat16 and float16 parameters, float64 for float64 ones."""
+    return torch.float64 if param.dtype == torch.float64 else torch.float32

@@ -1,0 +1,114 @@
+"""Bit arithmetic on int64 words, 64 parameters at a time: packing, counting, comparing, hashing."""
+
+import torch
+from torch import Tensor
+
+GOLDEN = 0x9E3779B97F4A7C15
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+MASK = 2**64 - 1
+
+
+def pack(bits: Tensor) -> Tensor:
+    """bool[64*words] -> i64[words], element 64*w + j in bit j of word w."""
+    x = bits.view(torch.uint8)
+    for shift in (1, 2, 4):
+        x = x[0::2] | (x[1::2] << shift)
+    return x.view(torch.int64)
+
+
+def unpack(words: Tensor) -> Tensor:
+    """i64[words] -> u8[64*words] of 0 and 1."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=words.device)
+    return ((words.contiguous().view(torch.uint8)[:, None] >> shifts) & 1).view(-1)
+
+
+def levels(planes: Tensor) -> Tensor:
+    """i64[k, words] -> i32[64*words]: the binary number of each element, plane 0 its lowest bit."""
+    total = torch.zeros(planes.shape[1] * 64, dtype=torch.int32, device=planes.device)
+    for k, plane in enumerate(planes):
+        total |= unpack(plane).int() << k
+    return total
+
+
+def count(rows: Tensor) -> list[Tensor]:
+    """i64[rows, words] -> bit planes, lowest first: in how many rows each bit is set (a bit-sliced adder)."""
+    planes: list[Tensor] = []
+    for row in rows:
+        carry = row
+        for k, plane in enumerate(planes):
+            planes[k], carry = plane ^ carry, plane & carry
+        if len(planes) < (len(rows)).bit_length():
+            planes.append(carry)
+    return planes
+
+
+def exceeds(planes: list[Tensor], threshold: int) -> Tensor:
+    """Bits set where the number in `planes` is greater than `threshold`."""
+    more = torch.zeros_like(planes[0])
+    equal = ~more
+    for k in reversed(range(len(planes))):
+        if threshold >> k & 1:
+            equal = equal & planes[k]
+        else:
+            more = more | (equal & planes[k])
+            equal = equal & ~planes[k]
+    return more
+
+
+def equals(planes: list[Tensor], value: int) -> Tensor:
+    """Bits set where the number in `planes` is `value`."""
+    equal = ~torch.zeros_like(planes[0])
+    for k, plane in enumerate(planes):
+        equal = equal & (plane if value >> k & 1 else ~plane)
+    return equal
+
+
+def less_or_more(a: list[Tensor], b: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Bits set where the number in planes `a` is less, and where it is more, than the one in `b` (equal lengths)."""
+    less = torch.zeros_like(a[0])
+    more = torch.zeros_like(a[0])
+    for x, y in zip(reversed(a), reversed(b), strict=True):
+        undecided = ~(less | more)
+        more = more | (undecided & x & ~y)
+        less = less | (undecided & ~x & y)
+    return less, more
+
+
+def mix64(a: int, words: Tensor, r: int) -> Tensor:
+    """A 64-bit hash of (a, word, r) for every word: three rounds of the splitmix64 finaliser, modulo 2**64."""
+    start = _finalise_int((a + GOLDEN) & MASK)
+    x = _finalise((words ^ _signed(start)) + _signed(GOLDEN))
+    return _finalise((x ^ _signed(r & MASK)) + _signed(GOLDEN))
+
+
+def checksum(tensors: list[Tensor]) -> int:
+    """An 8-byte hash, 0 <= hash < 2**64, of the bytes of `tensors` in logical order; 0 where all bytes are 0."""
+    total = 0
+    for number, tensor in enumerate(tensors):
+        flat = tensor.detach().reshape(-1).view(torch.uint8)
+        words = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(torch.int64)
+        position = torch.arange(words.numel(), device=words.device)
+        mixed = _finalise(words) * (mix64(number, position, 0) | 1)
+        total += int(mixed.sum())
+    return total & MASK
+
+
+def _finalise(x: Tensor) -> Tensor:
+    x = (x ^ _shifted(x, 30)) * _signed(MULTIPLIERS[0])
+    x = (x ^ _shifted(x, 27)) * _signed(MULTIPLIERS[1])
+    return x ^ _shifted(x, 31)
+
+
+def _finalise_int(x: int) -> int:
+    x = (x ^ x >> 30) * MULTIPLIERS[0] & MASK
+    x = (x ^ x >> 27) * MULTIPLIERS[1] & MASK
+    return x ^ x >> 31
+
+
+def _shifted(x: Tensor, n: int) -> Tensor:
+    """Logical right shift: int64's own keeps the sign."""
+    return (x >> n) & ((1 << (64 - n)) - 1)
+
+
+def _signed(x: int) -> int:
+    return x - 2**64 if x >= 2**63 else x

@@ -1,0 +1,307 @@
+"""The torch.optim.Optimizer contract: DistributedLion, and Distributed for any method."""
+
+import copy
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from dlion.channel import default_group
+from dlion.errors import GroupNotReadyError
+from dlion.exchange import Exchange, Reading
+from dlion.layout import Replica, momentum_dtype
+from dlion.methods import METHODS, Choices
+from dlion.ops import choose
+from dlion.options import Options, check_group, one_of
+from dlion.stats import Stats
+
+
+class Distributed(torch.optim.Optimizer):
+    """Data-parallel training by any method of `dlion.methods.METHODS`; gradients must be local, not averaged.
+
+    Every worker builds it over the same parameters (wrap the model with `dlion.local_gradients` first) and calls
+    `step()` as often as the others. All workers end each step with bitwise equal parameters.
+
+    Args:
+        params: parameters, named parameters or groups, as for any torch optimizer.
+        method: "dlion-mavo", "dlion-avg", "g-lion" or "g-adamw".
+        lr: learning rate, float or tensor; None takes the method's own default (Lion 1e-4, AdamW 1e-3).
+        betas: None takes the method's own default (Lion (0.9, 0.99), AdamW (0.9, 0.999)).
+        weight_decay: decoupled: `p *= 1 - lr*weight_decay`.
+        process_group: the workers that vote; None is the default group, looked up at the first step.
+        topology: "sharded" has constant traffic in the number of workers N; "replicated" takes one call instead of two
+            but grows with N; "server" is the paper's drawing; "auto" takes replicated for two workers or small models,
+            else sharded. All give the same bits. Methods that exchange full precision use the backend's all-reduce.
+        ties: what an even vote does: "rotate" (default of majority) lets one voter after another decide; "alternate"
+            goes up and down in turn; "zero" does not move, and needs `zeros="exact"`.
+        zeros: what a worker says where its message is exactly zero. "balanced": a bit that the next step complements;
+            "exact": two bits on the wire, a zero abstains at its element.
+        nonfinite: what an infinite or NaN gradient does: "abstain": this worker's votes in the bucket do not count;
+            "skip": nobody moves in this step; "raise": an error on every worker, and nothing was written.
+        maximize: step up the gradient.
+        kernels: "auto" or "reference".
+        bucket_bytes: one-bit ballots that travel together; a multiple of 8. The default 1 MiB is 8.4 million elements.
+        timeout: seconds to wait for other workers; None takes the process group's.
+
+    Attributes:
+        stats: `dlion.Stats`, what the exchange cost.
+        kernels: name of the kernels in use.
+
+    Raises:
+        ValueError: at construction, for options out of range and parameters that cannot be trained so.
+        GroupNotReadyError, AgreementError, ExchangeError, NonFiniteGradientError: from `step()`.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        method: str = "dlion-mavo",
+        lr: float | Tensor | None = None,
+        betas: tuple[float, float] | None = None,
+        weight_decay: float = 0.0,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        topology: str = "auto",
+        ties: str | None = None,
+        zeros: str = "balanced",
+        nonfinite: str = "abstain",
+        maximize: bool = False,
+        kernels: str = "auto",
+        bucket_bytes: int = 2**20,
+        timeout: float | timedelta | None = None,
+    ) -> None:
+        self.method = method
+        self.options = Options.checked(method, topology, ties, zeros, nonfinite, bucket_bytes, timeout)
+        self.kernels, _ = choose(kernels)
+        self.stats = Stats()
+        self._process_group = process_group
+        self._lost_group = False
+        self._attach()
+        defaults = self._rule.defaults()
+        given = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        defaults |= {name: value for name, value in given.items() if value is not None}
+        super().__init__(params, defaults)
+
+    _exchange: Exchange | None
+    _key: tuple[Any, ...]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Send this worker's votes, apply what all decided.
+
+        gradient -> rule.message -> up.encode -> consult(tally) -> down.decode -> rule.apply -> parameter
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+
+        Returns:
+            What the closure returned, else None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self.state and all(float(group["lr"]) == 0 for group in self.param_groups):
+            self._rule.allocate(Replica(self.param_groups, self.state))
+            return loss
+
+        exchange = self._ready()
+        exchange.begin()
+        moved = False
+        for bucket, verdict, header in exchange.decide(self._verdicts(exchange)):
+            if header.voters:
+                update = exchange.wire.down.decode(verdict, header.voters)
+                self._rule.apply(exchange.replica, bucket, update)
+                moved = True
+        self._rule.finish(exchange.replica)
+        exchange.guard()
+        self._count(exchange, moved)
+        return loss
+
+    def _verdicts(self, exchange: Exchange) -> Iterator[Reading]:
+        for bucket in exchange.layout.buckets:
+            message, finite = self._rule.message(exchange.replica, bucket)  # moves momentum
+            ballots = exchange.wire.up.encode(message, bucket, exchange.moment)
+            yield exchange.consult(bucket, ballots, finite)
+
+    def _count(self, exchange: Exchange, moved: bool) -> None:
+        self.stats.stepped(exchange.layout.numel, exchange.workers)
+        self.stats.skipped += not moved
+        for group in self.param_groups:
+            group["t"] = exchange.t + moved
+
+    def _ready(self) -> Exchange:
+        """The exchange for the group and the layout of now, agreed with the other workers."""
+        group, key, exchange = self._group(), self._layout_key(), self._exchange
+        if exchange is not None and exchange.group is group:
+            if key == self._key:
+                return exchange
+            if exchange.fits(self.param_groups):
+                exchange.bind(self.param_groups, self.state)
+            else:
+                exchange.announce_layout_change()
+                exchange = None
+        else:
+            exchange = None
+        self._exchange = exchange or self._agreed(group)
+        self._key = key
+        self._rule.allocate(self._exchange.replica)
+        return self._exchange
+
+    def _agreed(self, group: dist.ProcessGroup | None) -> Exchange:
+        workers = group.size() if group is not None else 1
+        choices = Choices(choose(self.kernels)[1], workers, self.options.ties, self.options.zeros)
+        wire = METHODS[self.method].wire(choices)
+        return Exchange(group, self.options, wire, self.param_groups, self.defaults, self.state, self.stats)
+
+    def _group(self) -> dist.ProcessGroup | None:
+        if self._lost_group:
+            raise GroupNotReadyError(
+                "this optimizer was unpickled and its process group could not travel with it: set "
+                "optimizer.process_group before step()"
+            )
+        return self._process_group or default_group(f"{type(self).__name__}.step()")
+
+    def _layout_key(self) -> tuple[Any, ...]:
+        """Changes when the layout may have changed; cheap, and looked at in every step."""
+        key: list[Any] = [id(self.param_groups), id(self.state)]
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None and param.grad.layout is not torch.strided:
+                    raise ValueError(
+                        f"a gradient of shape {list(param.shape)} is sparse and votes need dense ones: make the layer "
+                        "with sparse=False"
+                    )
+                key.append((id(param), param.requires_grad, param.dtype, param.numel()))
+            key.append(len(group["params"]))
+        return tuple(key)
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The workers that vote; None is the default group."""
+        return self._process_group
+
+    @process_group.setter
+    def process_group(self, group: dist.ProcessGroup | None) -> None:
+        self._process_group = group
+        self._lost_group = False
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, on every worker; their momentum starts at zero, their t is the others'."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        group["t"] = self.param_groups[0].get("t", 0)
+        try:
+            check_group(group)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load this worker's own state; momentum keeps its dtype, whatever the parameter's is.
+
+        Raises:
+            ValueError: a momentum has another shape than its parameter.
+        """
+        momenta: list[tuple[Tensor, Tensor]] = []
+        handle = self.register_load_state_dict_pre_hook(lambda _, given: momenta.extend(self._momenta(given)))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        for param, momentum in momenta:
+            kept = momentum.detach().to(param.device, momentum_dtype(param), copy=True)
+            self.state[param]["exp_avg"] = kept.contiguous()
+
+    def _momenta(self, state_dict: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+        """(parameter, its momentum) of a state dict that has not been loaded yet."""
+        order = [index for group in state_dict["param_groups"] for index in group["params"]]
+        params = [param for group in self.param_groups for param in group["params"]]
+        found = []
+        for index, param in zip(order, params, strict=False):  # torch itself refuses other lengths, after this
+            momentum = state_dict["state"].get(index, {}).get("exp_avg")
+            if momentum is None:
+                continue
+            if momentum.shape != param.shape:
+                raise ValueError(
+                    f"exp_avg of parameter {index} has shape {list(momentum.shape)} and the parameter "
+                    f"{list(param.shape)}: load the state of the same model"
+                )
+            found.append((param, momentum))
+        return found
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "method" in state:  # an unpickled or copied optimizer; load_state_dict keeps what it had agreed
+            self._attach()
+        for group in self.param_groups:
+            for name, value in {**self.defaults, "t": 0}.items():
+                group.setdefault(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        mine = {name: getattr(self, name) for name in ("method", "options", "kernels", "stats")}
+        return super().__getstate__() | mine | {"_process_group": None, "_lost_group": self._process_group is not None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Distributed":
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        twin._process_group, twin._lost_group = self._process_group, self._lost_group
+        return twin
+
+    def _attach(self) -> None:
+        """What is made anew in every process, and never pickled."""
+        self._rule = METHODS[self.method].rule(choose(self.kernels)[1])
+        self._exchange = None
+        self._key = ()
+
+
+class DistributedLion(Distributed):
+    """Distributed Lion (arXiv 2404.00438): workers send the sign of their Lion update and apply what the vote decides.
+
+    Args:
+        vote: "majority": one bit per parameter each way. "average": the mean of the votes, the count travels back.
+
+    The other arguments, and the errors, are those of `dlion.Distributed`. `weight_decay` is decoupled; `lr` is 3 to 10
+    times smaller than AdamW's, `weight_decay` as much larger.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        vote: str = "majority",
+        process_group: dist.ProcessGroup | None = None,
+        topology: str = "auto",
+        ties: str | None = None,
+        zeros: str = "balanced",
+        nonfinite: str = "abstain",
+        maximize: bool = False,
+        kernels: str = "auto",
+        bucket_bytes: int = 2**20,
+        timeout: float | timedelta | None = None,
+    ) -> None:
+        method = {"majority": "dlion-mavo", "average": "dlion-avg"}[one_of("vote", vote, ("majority", "average"))]
+        super().__init__(
+            params,
+            method,
+            lr,
+            betas,
+            weight_decay,
+            process_group=process_group,
+            topology=topology,
+            ties=ties,
+            zeros=zeros,
+            nonfinite=nonfinite,
+            maximize=maximize,
+            kernels=kernels,
+            bucket_bytes=bucket_bytes,
+            timeout=timeout,
+        )

@@ -1,0 +1,195 @@
+"""gradient -> message, verdict -> parameters: what is learned, and nothing of how it travels."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dlion.codecs import Levels
+from dlion.layout import WORD, Bucket, Piece, Replica, local
+
+
+class Rule(Protocol):
+    """What a worker says about its gradient, and what it does with the answer."""
+
+    def defaults(self) -> dict[str, Any]:
+        """Keys that each parameter group needs, with their defaults."""
+
+    def allocate(self, replica: Replica) -> None:
+        """Give every trainable parameter its state."""
+
+    def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
+        """f[bucket.size], 0 in padding, and whether the gradients were finite. May move local state."""
+
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Any) -> None:
+        """Do with this worker's copy of the parameters what all workers do."""
+
+    def finish(self, replica: Replica) -> None:
+        """Called once when every bucket of the step has been applied."""
+
+
+@dataclass(frozen=True)
+class Lion:
+    """Lion's message from the local gradient and momentum (arXiv 2404.00438, Algorithm 1)."""
+
+    kernels: ModuleType
+
+    def defaults(self) -> dict[str, Any]:
+        return {"lr": 1e-4, "betas": (0.9, 0.99)}
+
+    def allocate(self, replica: Replica) -> None:
+        replica.allocate_momentum()
+
+    def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
+        def say(piece: Piece) -> tuple[Tensor, Tensor]:
+            beta1, beta2 = replica.group(piece)["betas"]
+            momentum = replica.momentum(piece)
+            said: tuple[Tensor, Tensor] = self.kernels.lion_message(
+                signed_gradient(replica, piece), momentum, beta1, beta2
+            )
+            return said
+
+        return gathered(bucket, say)
+
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Levels) -> None:
+        for piece in bucket.pieces:
+            first = piece.offset // WORD
+            planes = verdict.planes[:, first : first + -(-(piece.stop - piece.start) // WORD)]
+            self.step(replica, piece, Levels(planes, verdict.numerators, verdict.denominator))
+
+    def step(self, replica: Replica, piece: Piece, verdict: Levels) -> None:
+        """Decay and step of one piece: `p = p*(1 - lr*wd) - lr*u`."""
+        group = replica.group(piece)
+        lr = float(group["lr"])
+        param = replica.parameter(piece)
+        planes = verdict.planes.to(param.device)
+        self.kernels.apply_levels(param, planes, verdict.table(lr), 1 - lr * group["weight_decay"])
+        replica.write(piece, param)
+
+    def finish(self, replica: Replica) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Global:
+    """Exchange gradients; every worker then takes the same step of `rule` with their mean, as if it were alone."""
+
+    rule: Lion
+
+    def defaults(self) -> dict[str, Any]:
+        return self.rule.defaults()
+
+    def allocate(self, replica: Replica) -> None:
+        self.rule.allocate(replica)
+
+    def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
+        return gathered(bucket, lambda piece: finite_or_zero(signed_gradient(replica, piece)))
+
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor) -> None:
+        kernels = self.rule.kernels
+        for piece in bucket.pieces:
+            momentum = replica.momentum(piece)
+            mean = verdict[piece.offset : piece.offset + momentum.numel()].to(momentum.device)
+            message, _ = kernels.lion_message(mean, momentum, *replica.group(piece)["betas"])
+            planes = kernels.pack_ternary(torch.nn.functional.pad(message, (0, -message.numel() % WORD)))
+            self.rule.step(replica, piece, Levels(planes, (0, -1, 0, 1), 1))
+
+    def finish(self, replica: Replica) -> None:
+        pass
+
+
+@dataclass
+class Gradient:
+    """Exchange gradients; a torch optimizer does the stepping with their mean.
+
+    A tensor of which a bucket had no voter does not move in that step.
+
+    Args:
+        optimizer: for instance torch.optim.AdamW.
+    """
+
+    optimizer: Callable[..., torch.optim.Optimizer]
+    _means: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _seen: dict[int, int] = field(default_factory=dict, repr=False)
+
+    def defaults(self) -> dict[str, Any]:
+        return dict(self.optimizer([torch.zeros(1)]).defaults)
+
+    def allocate(self, replica: Replica) -> None:
+        fresh = [param for param in replica.params if not replica.state.get(param)]
+        # a step of length 0 with zero gradients makes torch's own state and moves nothing
+        still = [
+            dict(group, lr=0.0, params=[p for p in group["params"] if p in set(fresh)])
+            for group in replica.param_groups
+        ]
+        self._step(replica, still, {param: torch.zeros_like(param) for param in fresh})
+        for param in fresh:
+            if "step" in replica.state[param]:
+                replica.state[param]["step"].zero_()
+
+    def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
+        return gathered(bucket, lambda piece: finite_or_zero(replica.gradient(piece)))
+
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor) -> None:
+        for piece in bucket.pieces:
+            param = local(replica.params[piece.slot])
+            if piece.slot not in self._means:
+                self._means[piece.slot] = param.new_zeros(param.numel(), requires_grad=False)
+                self._seen[piece.slot] = 0
+            length = piece.stop - piece.start
+            self._means[piece.slot][piece.start : piece.stop] = verdict[piece.offset : piece.offset + length]
+            self._seen[piece.slot] += length
+
+    def finish(self, replica: Replica) -> None:
+        means = {
+            param: self._means[slot].view(param.shape)
+            for slot, param in enumerate(replica.params)
+            if self._seen.get(slot) == param.numel()
+        }
+        self._means.clear()
+        self._seen.clear()
+        self._step(replica, replica.param_groups, means)
+
+    def _step(self, replica: Replica, groups: list[dict[str, Any]], grads: dict[Tensor, Tensor]) -> None:
+        """Step with `grads` in the place of the local gradients, which are put back."""
+        own = [param.grad for param in replica.params]
+        inner = self.optimizer([torch.zeros(1)])
+        inner.param_groups, inner.state = groups, replica.state
+        try:
+            for param in replica.params:
+                param.grad = grads.get(param)
+            inner.step()
+        finally:
+            for param, grad in zip(replica.params, own, strict=True):
+                param.grad = grad
+
+
+def signed_gradient(replica: Replica, piece: Piece) -> Tensor:
+    """f[n]: the local gradient, negated where its group maximizes."""
+    grad = replica.gradient(piece)
+    return -grad if replica.group(piece)["maximize"] else grad
+
+
+def finite_or_zero(grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient with 0 where it is not finite, and whether all of it was."""
+    finite = grad.isfinite()
+    return torch.where(finite, grad, 0.0), finite.all()
+
+
+def gathered(bucket: Bucket, say: Callable[[Piece], tuple[Tensor, Tensor]]) -> tuple[Tensor, bool]:
+    """One flat message from what is said of every piece, on the device of the first; and whether all was finite."""
+    flat: Tensor | None = None
+    finite: Tensor | None = None
+    for piece in bucket.pieces:
+        said, fine = say(piece)
+        if flat is None or finite is None:
+            flat, finite = torch.zeros(bucket.size, dtype=bucket.dtype, device=said.device), fine
+        else:
+            finite = finite & fine.to(finite.device)
+        flat[piece.offset : piece.offset + said.numel()] = said
+    if flat is None or finite is None:
+        return torch.zeros(bucket.size, dtype=bucket.dtype), True
+    return flat, bool(finite)

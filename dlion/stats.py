@@ -1,0 +1,80 @@
+"""What the exchange cost: bytes handed to the network, calls, steps, abstentions."""
+
+from dataclasses import asdict, dataclass, fields
+
+
+@dataclass
+class Stats:
+    """Counters of one optimizer on one worker. Bytes are what is handed to the network, headers and padding included.
+
+    Attributes:
+        steps: steps that exchanged something (of one worker alone: steps taken).
+        bytes_sent, bytes_received: ballots and verdicts.
+        check_bytes_sent, check_bytes_received: start-up agreement, diagnoses and the first steps' gradient hash.
+        calls: collective calls for ballots and verdicts.
+        abstentions: ballots that did not count, over all workers and buckets.
+        skipped: steps whose verdicts were not applied (nonfinite="skip", or nobody voted).
+        fp32_ring_bytes: what a ring all-reduce of float32 gradients would have sent: `8 (N-1)/N` bytes per parameter.
+        parameters_exchanged: trainable parameters times steps.
+    """
+
+    steps: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    check_bytes_sent: int = 0
+    check_bytes_received: int = 0
+    calls: int = 0
+    abstentions: int = 0
+    skipped: int = 0
+    fp32_ring_bytes: float = 0.0
+    parameters_exchanged: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """fp32 ring bytes over bytes sent; 1.0 where nothing is sent."""
+        return self.fp32_ring_bytes / self.bytes_sent if self.bytes_sent else 1.0
+
+    @property
+    def bits_per_param_sent(self) -> float:
+        """Mean bits sent per parameter and step."""
+        return 8 * self.bytes_sent / self.parameters_exchanged if self.parameters_exchanged else 0.0
+
+    @property
+    def bits_per_param_received(self) -> float:
+        """Mean bits received per parameter and step."""
+        return 8 * self.bytes_received / self.parameters_exchanged if self.parameters_exchanged else 0.0
+
+    def moved(self, sent: int, received: int) -> None:
+        """Count one collective call for ballots or verdicts."""
+        self.calls += 1
+        self.bytes_sent += sent
+        self.bytes_received += received
+
+    def checked(self, sent: int, received: int) -> None:
+        """Count one collective call that is not for ballots or verdicts."""
+        self.check_bytes_sent += sent
+        self.check_bytes_received += received
+
+    def stepped(self, parameters: int, workers: int) -> None:
+        """Count one step over `parameters` trainable parameters."""
+        self.steps += 1
+        self.parameters_exchanged += parameters
+        self.fp32_ring_bytes += 8 * (workers - 1) / workers * parameters
+
+    def state_dict(self) -> dict[str, float]:
+        """The counters as plain numbers."""
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Go on counting from `state`.
+
+        Raises:
+            ValueError: for keys that are not counters.
+        """
+        unknown = set(state) - {field.name for field in fields(self)}
+        if unknown:
+            raise ValueError(
+                f"statistics hold unknown counters {sorted(unknown)}: allowed are the fields of dlion.Stats"
+            )
+        for name, value in state.items():
+            setattr(self, name, value)
