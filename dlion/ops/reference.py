@@ -7,6 +7,7 @@ operations, each rounded, because fused multiply-add differs between processors 
 import torch
 from torch import Tensor
 
+from dlion.ops.arguments import ballot_planes, check_pieces, check_rounding, check_tables
 from dlion.ops.bits import count, equals, exceeds, less_or_more, levels, mix64, pack
 
 SMALLEST_MOMENTUM = 2.0**-126  # below it a float32 is denormal, and denormals make a ballot 13 times slower
@@ -130,10 +131,140 @@ def apply_levels(param: Tensor, planes: Tensor, table: list[float], decay: float
         table: step for each of the 2**k levels that occur, float64, rounded once to the dtype computed in.
         decay: `1 - lr*weight_decay`.
     """
+    param.copy_(_moved(param, planes, table, decay))
+
+
+def ballot(
+    grads: list[Tensor | None],
+    momenta: list[Tensor],
+    offsets: list[int],
+    groups: list[int],
+    size: int,
+    beta1s: list[float],
+    beta2s: list[float],
+    negate: list[bool],
+    first_word: int,
+    t: int,
+    rank: int,
+    zeros: str,
+) -> tuple[Tensor, Tensor]:
+    """One bucket's ballot from the pieces in it: `lion_message`, then `pack_signs` or `pack_ternary`, in one call.
+
+    Piece k is a whole tensor or a slice of one, its elements in logical row-major order; it starts at element
+    `offsets[k]` of the bucket and takes the hyper-parameters of group `groups[k]`.
+
+    Args:
+        grads: f[...] of as many elements as the momentum beside it; None counts as zero.
+        momenta: f[...], float32 or float64, modified in place.
+        offsets: multiples of 64; pieces do not overlap.
+        size: elements of the bucket, padding included; a multiple of 64.
+        beta1s, beta2s, negate: of each group; `negate` where it maximizes.
+        first_word: number of the bucket's first word in the whole layout.
+        t: verdicts applied so far. rank: of this worker in the voting group.
+        zeros: "balanced": one bit per element; "exact": ternary.
+
+    Returns:
+        i64[1, size/64], or i64[2, size/64] for "exact", where padding is 0; and bool[], whether all was finite.
+
+    Raises:
+        ValueError: a piece lies outside the bucket or not on a word, or `zeros` is unknown.
+    """
+    check_pieces(offsets, [momentum.numel() for momentum in momenta], size)
+    device = momenta[0].device if momenta else None
+    words = torch.zeros(ballot_planes(zeros), size // 64, dtype=torch.int64, device=device)
+    finite = torch.ones((), dtype=torch.bool, device=device)
+    for grad, momentum, offset, group in zip(grads, momenta, offsets, groups, strict=True):
+        if not momentum.numel():
+            continue
+        g = torch.zeros_like(momentum) if grad is None else grad.reshape(momentum.shape)
+        message, fine = lion_message(-g if negate[group] else g, momentum, beta1s[group], beta2s[group])
+        flat = torch.nn.functional.pad(message.reshape(-1), (0, -message.numel() % 64))
+        first = offset // 64
+        if zeros == "exact":
+            said = pack_ternary(flat)
+        else:
+            said = pack_signs(flat, first_word + first, t, rank)[None]
+            if message.numel() % 64:
+                said[:, -1] &= (1 << message.numel() % 64) - 1
+        words[:, first : first + said.shape[1]] = said
+        finite = finite & fine.to(finite.device)
+    return words, finite
+
+
+def apply(
+    params: list[Tensor],
+    planes: Tensor,
+    offsets: list[int],
+    groups: list[int],
+    tables: list[float],
+    decays: list[float],
+    rounding: str,
+    first_word: int,
+    t: int,
+    seed: int,
+) -> None:
+    """Apply one bucket's verdict to the pieces in it: `apply_levels` in one call, and stochastic rounding.
+
+    Args:
+        params: f[...], modified in place; pieces as in `ballot`.
+        planes: i64[k, words of the bucket], lowest bit first.
+        tables: the 2**k steps of each group, one group after another. decays: of each group.
+        rounding: of bf16 and fp16, computed in float32: "nearest", or "stochastic" as `round_stochastic` does.
+        first_word, t: as in `ballot`. seed: of the rounding, equal on all workers.
+
+    Raises:
+        ValueError: a piece lies outside the bucket or not on a word, a table has another length, or `rounding` is
+            unknown.
+    """
+    check_pieces(offsets, [param.numel() for param in params], planes.shape[1] * 64)
+    check_tables(tables, decays, len(planes))
+    check_rounding(rounding)
+    steps = 2 ** len(planes)
+    for param, offset, group in zip(params, offsets, groups, strict=True):
+        flat = param.reshape(-1)
+        first, last = offset // 64, offset // 64 + -(-flat.numel() // 64)
+        moved = _moved(flat, planes[:, first:last].to(flat.device), tables[group * steps :][:steps], decays[group])
+        if rounding == "stochastic":
+            moved = round_stochastic(moved, param.dtype, first_word + first, t, seed)
+        param.copy_(moved.view(param.shape))
+
+
+def round_stochastic(values: Tensor, dtype: torch.dtype, first_word: int, t: int, seed: int) -> Tensor:
+    """f32[n] -> dtype[n]: up or down with the odds of the distance, so that small updates survive on average.
+
+    Element e of the layout takes 16 bits, lane `e % 4` of `mix64(t//2, e//4, ~seed)`, complemented when t is odd, so
+    that what one step gains by rounding the next loses. (The complement of the seed keeps this apart from the
+    hashes of `pack_signs`, whose last argument is a rank.) bf16: added to the 16 bits that are dropped. fp16: its
+    upper 13 bits to the 13 dropped; below 2**-14, where fp16 has steps of 2**-24, to the first 16 bits of the
+    fraction of a step. Values of 2**16 and more in fp16, infinities and NaN are rounded to nearest. float32 and
+    float64 stay as they are.
+    """
+    if dtype not in (torch.bfloat16, torch.float16):
+        return values
+    quads = torch.arange(first_word * 16, first_word * 16 + -(-values.numel() // 4), device=values.device)
+    noise = mix64(t // 2, quads, ~seed)
+    noise = ~noise if t % 2 else noise
+    random = (noise[:, None] >> torch.tensor([0, 16, 32, 48], device=noise.device)) & 0xFFFF
+    pattern = values.view(torch.int32).long() & 0xFFFFFFFF
+    r = random.view(-1)[: values.numel()]
+    if dtype == torch.bfloat16:
+        bits = (pattern + r) >> 16
+        fine = values.isfinite()
+    else:
+        magnitude = pattern & 0x7FFFFFFF
+        small = ((values.abs() * 2.0**40).clamp(max=2.0**26).long() + r) >> 16
+        normal = (magnitude + (r >> 3) - (112 << 23)) >> 13
+        bits = torch.where(magnitude < 113 << 23, small, normal) | (pattern >> 16 & 0x8000)
+        fine = values.abs() < 2.0**16
+    return torch.where(fine, bits.to(torch.int16).view(dtype), values.to(dtype))
+
+
+def _moved(param: Tensor, planes: Tensor, table: list[float], decay: float) -> Tensor:
+    """`p*decay - table[level]`, float64 for float64 parameters, else float32."""
     wide = param if param.dtype == torch.float64 else param.float()
     steps = torch.tensor(table, dtype=torch.float64).to(device=wide.device, dtype=wide.dtype)
     step = steps.index_select(0, levels(planes)[: param.numel()])
-    param.copy_(wide * decay - step)
+    return wide * decay - step
 
 
 def _alternating(words: Tensor, t: int) -> Tensor:

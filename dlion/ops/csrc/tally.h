@@ -1,0 +1,216 @@
+// Ballots -> verdict, never unpacked: a carry-save adder counts 64 elements in each word, seven ballots and a carry at
+// a time.
+#pragma once
+
+#include "lanes.h"
+#include "path.h"
+
+namespace {
+
+using dlion::COUNT_PLANES;
+using dlion::TallySpan;
+
+constexpr int BLOCK = 64;  // words; all planes of a block stay in the first-level cache
+
+typedef uint64_t Plane[BLOCK];
+
+// a + b + c = sum + 2*carry, in every bit.
+struct Sum {
+    uint64_t sum, carry;
+};
+
+DLION_INLINE Sum add(uint64_t a, uint64_t b, uint64_t c) {
+    const uint64_t half = a ^ b;
+    return {half ^ c, (a & b) | (half & c)};
+}
+
+// Rows to count. `at(k)` is a pointer-like thing for ballot k.
+struct Votes {
+    const uint64_t* first;
+    int64_t stride;
+    DLION_INLINE uint64_t operator()(int64_t k, int64_t w) const { return first[k * stride + w]; }
+};
+
+struct Against {  // nonzero and not positive
+    Votes nonzero, positive;
+    DLION_INLINE uint64_t operator()(int64_t k, int64_t w) const { return nonzero(k, w) & ~positive(k, w); }
+};
+
+struct Zeros {
+    Votes nonzero;
+    DLION_INLINE uint64_t operator()(int64_t k, int64_t w) const { return ~nonzero(k, w); }
+};
+
+// Adds ROWS (1 to 8) rows from row k to the count in the planes.
+template <int ROWS, class Rows>
+DLION_INLINE void add_rows(Plane* planes, int used, const Rows& rows, int64_t k, int64_t words) {
+    Plane eights;
+    for (int64_t w = 0; w < words; ++w) {
+        uint64_t row[8];
+        for (int i = 0; i < 8; ++i) row[i] = i < ROWS ? rows(k + i, w) : 0;
+        const Sum a = add(planes[0][w], row[0], row[1]);
+        const Sum b = add(a.sum, row[2], row[3]);
+        const Sum c = add(b.sum, row[4], row[5]);
+        const Sum d = add(c.sum, row[6], row[7]);
+        const Sum e = add(planes[1][w], a.carry, b.carry);
+        const Sum f = add(e.sum, c.carry, d.carry);
+        const Sum g = add(planes[2][w], e.carry, f.carry);
+        planes[0][w] = d.sum;
+        planes[1][w] = f.sum;
+        planes[2][w] = g.sum;
+        eights[w] = g.carry;
+    }
+    for (int plane = 3; plane < used; ++plane)
+        for (int64_t w = 0; w < words; ++w) {
+            const uint64_t carry = planes[plane][w] & eights[w];
+            planes[plane][w] ^= eights[w];
+            eights[w] = carry;
+        }
+}
+
+// In how many rows each bit is set, lowest plane first. Returns how many planes are used, at least 3.
+template <class Rows>
+int count(Plane* planes, const Rows& rows, int64_t voters, int64_t words) {
+    int used = 3;
+    while (voters >> used) ++used;
+    std::memset(planes, 0, used * sizeof(Plane));
+    int64_t k = 0;
+    for (; k + 8 <= voters; k += 8) add_rows<8>(planes, used, rows, k, words);
+    switch (voters - k) {
+        case 1: add_rows<1>(planes, used, rows, k, words); break;
+        case 2: add_rows<2>(planes, used, rows, k, words); break;
+        case 3: add_rows<3>(planes, used, rows, k, words); break;
+        case 4: add_rows<4>(planes, used, rows, k, words); break;
+        case 5: add_rows<5>(planes, used, rows, k, words); break;
+        case 6: add_rows<6>(planes, used, rows, k, words); break;
+        case 7: add_rows<7>(planes, used, rows, k, words); break;
+        default: break;
+    }
+    return used;
+}
+
+// Bits where the number in the planes is more than, and where it is, `value`.
+void compare(const Plane* planes, int used, uint64_t value, Plane more, Plane equal, int64_t words) {
+    std::memset(more, 0, sizeof(Plane));
+    std::memset(equal, 0xff, sizeof(Plane));
+    for (int plane = used - 1; plane >= 0; --plane) {
+        const uint64_t wanted = value >> plane & 1 ? ~uint64_t{0} : 0;
+        for (int64_t w = 0; w < words; ++w) {
+            const uint64_t bits = planes[plane][w];
+            more[w] |= equal[w] & bits & ~wanted;
+            equal[w] &= ~(bits ^ wanted);
+        }
+    }
+}
+
+// Bits where the number in planes `a` is more than, and where it equals, the one in planes `b`.
+void compare(const Plane* a, const Plane* b, int used, Plane more, Plane equal, int64_t words) {
+    std::memset(more, 0, sizeof(Plane));
+    std::memset(equal, 0xff, sizeof(Plane));
+    for (int plane = used - 1; plane >= 0; --plane)
+        for (int64_t w = 0; w < words; ++w) {
+            more[w] |= equal[w] & a[plane][w] & ~b[plane][w];
+            equal[w] &= ~(a[plane][w] ^ b[plane][w]);
+        }
+}
+
+DLION_INLINE uint64_t alternating(uint64_t word, uint64_t t) { return (word + t) % 2 ? 0 : ~uint64_t{0}; }
+
+void majority(const TallySpan& span, const Votes& votes, int64_t at, int64_t words, Plane* planes) {
+    Plane more, equal;
+    const int used = count(planes, votes, span.voters, words);
+    compare(planes, used, (uint64_t)span.voters / 2, more, equal, words);
+    uint64_t* verdict = span.verdict + at;
+    if (span.voters % 2) {
+        std::memcpy(verdict, more, words * sizeof(uint64_t));
+    } else if (span.ties == dlion::ALTERNATE) {
+        for (int64_t w = 0; w < words; ++w) verdict[w] = more[w] | (equal[w] & alternating(span.word + at + w, span.t));
+    } else {
+        uint64_t turn = (span.t / 2 + span.word + at) % span.voters;
+        for (int64_t w = 0; w < words; ++w) {
+            verdict[w] = more[w] | (equal[w] & votes(turn, w));
+            if (++turn == (uint64_t)span.voters) turn = 0;
+        }
+    }
+}
+
+// Tied elements of one word that somebody voted on, and how they are decided: by the first who voted at or after `turn`.
+struct Decided {
+    uint64_t somebody = 0, positive = 0;
+};
+
+DLION_INLINE Decided decide(const Against& votes, int64_t voters, uint64_t turn, uint64_t tied, int64_t w) {
+    Decided decided;
+    for (int64_t k = 0; k < voters && tied & ~decided.somebody; ++k) {
+        decided.positive |= votes.positive(turn, w) & ~decided.somebody & tied;
+        decided.somebody |= votes.nonzero(turn, w) & tied;
+        if (++turn == (uint64_t)voters) turn = 0;
+    }
+    return decided;
+}
+
+void ternary_majority(const TallySpan& span, const Against& votes, int64_t at, int64_t words, Plane* planes) {
+    Plane more, tied;
+    Plane* against = planes + COUNT_PLANES;
+    const int used = count(planes, votes.positive, span.voters, words);
+    count(against, votes, span.voters, words);
+    compare(planes, against, used, more, tied, words);
+    uint64_t* nonzero = span.verdict + at;
+    uint64_t* positive = nonzero + span.verdict_stride;
+    uint64_t turn = (span.t / 2 + span.word + at) % span.voters;
+    for (int64_t w = 0; w < words; ++w) {
+        Decided decided;
+        if (span.ties != dlion::ZERO) decided = decide(votes, span.voters, turn, tied[w], w);
+        if (span.ties == dlion::ALTERNATE) decided.positive = decided.somebody & alternating(span.word + at + w, span.t);
+        nonzero[w] = ~tied[w] | decided.somebody;
+        positive[w] = more[w] | decided.positive;
+        if (++turn == (uint64_t)span.voters) turn = 0;
+    }
+}
+
+void put_planes(const TallySpan& span, const Plane* planes, int used, int64_t at, int64_t words) {
+    for (int plane = 0; plane < span.counted; ++plane) {
+        uint64_t* verdict = span.verdict + plane * span.verdict_stride + at;
+        if (plane < used)
+            std::memcpy(verdict, planes[plane], words * sizeof(uint64_t));
+        else
+            std::memset(verdict, 0, words * sizeof(uint64_t));
+    }
+}
+
+// The sum of the votes plus the number of voters: twice those in favour, and once the zeros.
+void ternary_count(const TallySpan& span, const Against& votes, int64_t at, int64_t words, Plane* planes) {
+    Plane* zeros = planes + COUNT_PLANES;
+    int used = count(planes, votes.positive, span.voters, words);
+    count(zeros, Zeros{votes.nonzero}, span.voters, words);
+    std::memset(planes[used], 0, sizeof(Plane));
+    std::memset(zeros[used], 0, sizeof(Plane));
+    Plane carry = {};
+    ++used;
+    for (int plane = 1; plane < used; ++plane)
+        for (int64_t w = 0; w < words; ++w) {
+            const Sum both = add(zeros[plane][w], planes[plane - 1][w], carry[w]);
+            zeros[plane][w] = both.sum;
+            carry[w] = both.carry;
+        }
+    put_planes(span, zeros, used, at, words);
+}
+
+void tally(const TallySpan& span) {
+    Plane planes[2 * COUNT_PLANES];
+    for (int64_t at = 0; at < span.words; at += BLOCK) {
+        const int64_t words = span.words - at < BLOCK ? span.words - at : BLOCK;
+        const Votes first{span.ballots + at, span.row_stride};
+        const Votes second{first.first + span.plane_stride, span.row_stride};
+        if (span.ternary && span.counted)
+            ternary_count(span, Against{first, second}, at, words, planes);
+        else if (span.ternary)
+            ternary_majority(span, Against{first, second}, at, words, planes);
+        else if (span.counted)
+            put_planes(span, planes, count(planes, first, span.voters, words), at, words);
+        else
+            majority(span, first, at, words, planes);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,277 @@
+"""The compiled CPU kernels (`csrc/`) behind the schemas of `dlion.ops`; the only file that knows ctypes.
+
+Every function has the arguments and gives the bits of its namesake in `reference.py`. What the library does not know
+(float64, momenta of other dtypes) goes to the reference, piece by piece.
+"""
+
+import ctypes
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from dlion.ops import reference
+from dlion.ops.arguments import ballot_planes, check_pieces, check_rounding, check_tables
+
+OPERATORS = (
+    "tally_majority",
+    "tally_majority_ternary",
+    "tally_count",
+    "tally_count_ternary",
+    "apply_levels",
+    "ballot",
+    "apply",
+)
+PATHS = ("auto", "portable", "avx2", "avx512")
+
+FILE = "dlion_kernels.so"
+INTERFACE = 1  # of the C functions; a library left over from another version is not called
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+TIES = {"rotate": 0, "alternate": 1, "zero": 2}
+FINE, BAD_PIECE, NO_MEMORY = 0, -1, -2  # what the C functions return; 1 is "not finite"
+MOST_VOTERS = 2**31 - 1  # that the adder's planes hold
+
+_int, _long, _word, _address = ctypes.c_int, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
+SIGNATURES = {
+    "dlion_ballot": [_address] * 6 + [_long, _address, _long, _address, _long, _long] + [_word] * 3 + [_int],
+    "dlion_apply": [_address] * 5
+    + [_long, _address]
+    + [_long] * 3
+    + [_address] * 2
+    + [_long, _int]
+    + [_word] * 3
+    + [_int],
+    "dlion_tally": [_address] + [_long] * 4 + [_int] * 3 + [_address, _word, _word, _int],
+    "dlion_use_path": [ctypes.c_char_p],
+}
+
+_loaded: list[ctypes.CDLL] = []
+T = TypeVar("T")
+
+
+def load(folders: Sequence[str]) -> bool:
+    """Load the library of this version from the first of `folders` that has one; False where none was compiled."""
+    for folder in folders:
+        path = Path(folder) / FILE
+        if path.is_file():
+            library = ctypes.CDLL(str(path))
+            if library.dlion_interface() == INTERFACE:
+                for name, arguments in SIGNATURES.items():
+                    getattr(library, name).argtypes = arguments
+                library.dlion_path.restype = ctypes.c_char_p
+                _loaded.append(library)
+                return True
+    return False
+
+
+def available() -> bool:
+    """Whether `load` found the library."""
+    return bool(_loaded)
+
+
+def path() -> str:
+    """The instruction set in use: "portable", "avx2" or "avx512". All give the same bits."""
+    return str(_library().dlion_path().decode())
+
+
+def use_path(name: str) -> None:
+    """Use another instruction set, for tests and measurements; "auto" is the fastest.
+
+    Raises:
+        ValueError: this processor does not have it.
+    """
+    if not _library().dlion_use_path(name.encode()):
+        raise ValueError(f"this processor has no path {name!r} for the native kernels: choose auto or portable")
+
+
+def ballot(
+    grads: list[Tensor | None],
+    momenta: list[Tensor],
+    offsets: list[int],
+    groups: list[int],
+    size: int,
+    beta1s: list[float],
+    beta2s: list[float],
+    negate: list[bool],
+    first_word: int,
+    t: int,
+    rank: int,
+    zeros: str,
+) -> tuple[Tensor, Tensor]:
+    known = [momentum.dtype is torch.float32 for momentum in momenta]
+    if not all(known):
+        rest = (size, beta1s, beta2s, negate, first_word, t, rank, zeros)
+        lists = (grads, momenta, offsets, groups)
+        words, finite = ballot(*(_where(known, True, values) for values in lists), *rest)
+        others, fine = reference.ballot(*(_where(known, False, values) for values in lists), *rest)
+        return words | others, finite & fine
+    planes = ballot_planes(zeros)
+    numels = list(map(Tensor.numel, momenta))
+    check_pieces(offsets, numels, size)
+    words = torch.zeros(planes, size // 64, dtype=torch.int64)
+    read = [_readable(grad, numel) for grad, numel in zip(grads, numels, strict=True)]
+    moved = list(map(Tensor.contiguous, momenta))
+    betas: list[float] = []
+    for beta1, beta2, maximize in zip(beta1s, beta2s, negate, strict=True):
+        sign = -1.0 if maximize else 1.0  # to negate the scalar gives the bits of a negated gradient
+        betas += (beta1, sign * (1 - beta1), beta2, sign * (1 - beta2))
+    result = _library().dlion_ballot(
+        _longs([0 if grad is None else grad.data_ptr() for grad in read]),
+        _longs(map(Tensor.data_ptr, moved)),
+        _longs(numels),
+        _longs(offsets),
+        _longs([0 if grad is None else DTYPES[grad.dtype] for grad in read]),
+        _longs(groups),
+        len(numels),
+        _floats(betas),
+        len(negate),
+        words.data_ptr(),
+        planes,
+        size // 64,
+        first_word,
+        t,
+        rank,
+        torch.get_num_threads(),
+    )
+    _finish(result, momenta, moved)
+    return words, torch.tensor(result == FINE)
+
+
+def apply(
+    params: list[Tensor],
+    planes: Tensor,
+    offsets: list[int],
+    groups: list[int],
+    tables: list[float],
+    decays: list[float],
+    rounding: str,
+    first_word: int,
+    t: int,
+    seed: int,
+) -> None:
+    known = [param.dtype in DTYPES for param in params]
+    if not all(known):
+        rest = (tables, decays, rounding, first_word, t, seed)
+        for native, run in ((True, apply), (False, reference.apply)):
+            mine, starts, hers = (_where(known, native, values) for values in (params, offsets, groups))
+            run(mine, planes, starts, hers, *rest)
+        return
+    numels = list(map(Tensor.numel, params))
+    check_pieces(offsets, numels, planes.shape[1] * 64)
+    check_tables(tables, decays, len(planes))
+    check_rounding(rounding)
+    planes = _with_rows(planes)
+    moved = list(map(Tensor.contiguous, params))
+    result = _library().dlion_apply(
+        _longs(map(Tensor.data_ptr, moved)),
+        _longs(numels),
+        _longs(offsets),
+        _longs([DTYPES[param.dtype] for param in params]),
+        _longs(groups),
+        len(numels),
+        planes.data_ptr(),
+        len(planes),
+        planes.stride(0),
+        planes.shape[1],
+        _floats(tables),
+        _floats(decays),
+        len(decays),
+        rounding == "stochastic",
+        first_word,
+        t,
+        seed,
+        torch.get_num_threads(),
+    )
+    _finish(result, params, moved)
+
+
+def apply_levels(param: Tensor, planes: Tensor, table: list[float], decay: float) -> None:
+    apply([param], planes, [0], [0], table, [decay], "nearest", 0, 0, 0)
+
+
+def tally_majority(ballots: Tensor, first_word: int, t: int, ties: str) -> Tensor:
+    return _tally(ballots[:, None], 1, 0, ties, first_word, t)[0]
+
+
+def tally_majority_ternary(ballots: Tensor, first_word: int, t: int, ties: str) -> Tensor:
+    return _tally(ballots, 2, 0, ties, first_word, t)
+
+
+def tally_count(ballots: Tensor, planes: int) -> Tensor:
+    return _tally(ballots[:, None], planes, planes, "rotate", 0, 0)
+
+
+def tally_count_ternary(ballots: Tensor, planes: int) -> Tensor:
+    return _tally(ballots, planes, planes, "rotate", 0, 0)
+
+
+def _tally(ballots: Tensor, planes: int, counted: int, ties: str, first_word: int, t: int) -> Tensor:
+    """i64[voters, 1 or 2, words] -> i64[planes, words]."""
+    voters, ballot_planes, words = ballots.shape
+    if not 0 < voters <= MOST_VOTERS:
+        raise ValueError(f"a tally of {voters} ballots is not defined: give 1 to {MOST_VOTERS}")
+    ballots = _with_rows(ballots)
+    verdict = torch.empty(planes, words, dtype=torch.int64)
+    _library().dlion_tally(
+        ballots.data_ptr(),
+        ballots.stride(0),
+        ballots.stride(1),
+        voters,
+        words,
+        ballot_planes == 2,
+        counted,
+        TIES[ties],
+        verdict.data_ptr(),
+        first_word,
+        t,
+        torch.get_num_threads(),
+    )
+    return verdict
+
+
+def _library() -> ctypes.CDLL:
+    return _loaded[0]
+
+
+def _longs(values: Iterable[int]) -> ctypes.Array[ctypes.c_int64]:
+    numbers = array("q", values)
+    return (_long * len(numbers)).from_buffer(numbers)
+
+
+def _floats(values: Iterable[float]) -> ctypes.Array[ctypes.c_float]:
+    """Each rounded once, to nearest."""
+    numbers = array("f", values)
+    return (ctypes.c_float * len(numbers)).from_buffer(numbers)
+
+
+def _where(known: list[bool], wanted: bool, values: Sequence[T]) -> list[T]:
+    return [value for value, is_known in zip(values, known, strict=True) if is_known is wanted]
+
+
+def _readable(grad: Tensor | None, numel: int) -> Tensor | None:
+    """The gradient as the kernels read it: itself, or a copy where it is not contiguous or has another dtype."""
+    if grad is None:
+        return None
+    if grad.numel() != numel:
+        raise ValueError(f"a gradient of {grad.numel()} elements belongs to {numel} elements of momentum")
+    return grad.contiguous() if grad.dtype in DTYPES else grad.float().contiguous()
+
+
+def _with_rows(words: Tensor) -> Tensor:
+    """Words that follow each other in the last dimension: a copy where they do not."""
+    return words if words.stride(-1) == 1 or words.shape[-1] < 2 else words.contiguous()
+
+
+def _finish(result: int, tensors: list[Tensor], moved: list[Tensor]) -> None:
+    """Put back what was copied, and let autograd know what changed."""
+    if result == NO_MEMORY:
+        raise MemoryError("the native kernels had no memory for their list of pieces")
+    if result == BAD_PIECE:
+        raise ValueError("a piece is in a group that has no hyper-parameters")
+    torch.autograd.graph.increment_version(tensors)
+    for tensor, copy in zip(tensors, moved, strict=True):
+        if copy is not tensor:
+            tensor.copy_(copy)
