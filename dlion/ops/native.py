@@ -8,7 +8,7 @@ import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +49,6 @@ SIGNATURES = {
 }
 
 _loaded: list[ctypes.CDLL] = []
-T = TypeVar("T")
 
 
 def load(folders: Sequence[str]) -> bool:
@@ -103,17 +102,15 @@ def ballot(
 ) -> tuple[Tensor, Tensor]:
     known = [momentum.dtype is torch.float32 for momentum in momenta]
     if not all(known):
-        rest = (size, beta1s, beta2s, negate, first_word, t, rank, zeros)
-        lists = (grads, momenta, offsets, groups)
-        words, finite = ballot(*(_where(known, True, values) for values in lists), *rest)
-        others, fine = reference.ballot(*(_where(known, False, values) for values in lists), *rest)
+        rest: Any = (size, beta1s, beta2s, negate, first_word, t, rank, zeros)
+        words, finite = ballot(*_those(known, True, grads, momenta, offsets, groups), *rest)
+        others, fine = reference.ballot(*_those(known, False, grads, momenta, offsets, groups), *rest)
         return words | others, finite & fine
     planes = ballot_planes(zeros)
     numels = list(map(Tensor.numel, momenta))
-    check_pieces(offsets, numels, size)
-    words = torch.zeros(planes, size // 64, dtype=torch.int64)
-    read = [_readable(grad, numel) for grad, numel in zip(grads, numels, strict=True)]
+    read = _readable(grads, numels)
     moved = list(map(Tensor.contiguous, momenta))
+    words = torch.zeros(planes, size // 64, dtype=torch.int64)
     betas: list[float] = []
     for beta1, beta2, maximize in zip(beta1s, beta2s, negate, strict=True):
         sign = -1.0 if maximize else 1.0  # to negate the scalar gives the bits of a negated gradient
@@ -121,11 +118,7 @@ def ballot(
     result = _library().dlion_ballot(
         _longs([0 if grad is None else grad.data_ptr() for grad in read]),
         _longs(map(Tensor.data_ptr, moved)),
-        _longs(numels),
-        _longs(offsets),
-        _longs([0 if grad is None else DTYPES[grad.dtype] for grad in read]),
-        _longs(groups),
-        len(numels),
+        *_placed(numels, offsets, [0 if grad is None else DTYPES[grad.dtype] for grad in read], groups),
         _floats(betas),
         len(negate),
         words.data_ptr(),
@@ -136,7 +129,8 @@ def ballot(
         rank,
         torch.get_num_threads(),
     )
-    _finish(result, momenta, moved)
+    _check(result, offsets, numels, size)
+    _put_back(momenta, moved)
     return words, torch.tensor(result == FINE)
 
 
@@ -154,24 +148,19 @@ def apply(
 ) -> None:
     known = [param.dtype in DTYPES for param in params]
     if not all(known):
-        rest = (tables, decays, rounding, first_word, t, seed)
+        rest: Any = (tables, decays, rounding, first_word, t, seed)
         for native, run in ((True, apply), (False, reference.apply)):
-            mine, starts, hers = (_where(known, native, values) for values in (params, offsets, groups))
-            run(mine, planes, starts, hers, *rest)
+            mine, starts, theirs = _those(known, native, params, offsets, groups)
+            run(mine, planes, starts, theirs, *rest)
         return
-    numels = list(map(Tensor.numel, params))
-    check_pieces(offsets, numels, planes.shape[1] * 64)
     check_tables(tables, decays, len(planes))
     check_rounding(rounding)
     planes = _with_rows(planes)
+    numels = list(map(Tensor.numel, params))
     moved = list(map(Tensor.contiguous, params))
     result = _library().dlion_apply(
         _longs(map(Tensor.data_ptr, moved)),
-        _longs(numels),
-        _longs(offsets),
-        _longs([DTYPES[param.dtype] for param in params]),
-        _longs(groups),
-        len(numels),
+        *_placed(numels, offsets, [DTYPES[param.dtype] for param in params], groups),
         planes.data_ptr(),
         len(planes),
         planes.stride(0),
@@ -185,7 +174,8 @@ def apply(
         seed,
         torch.get_num_threads(),
     )
-    _finish(result, params, moved)
+    _check(result, offsets, numels, planes.shape[1] * 64)
+    _put_back(params, moved)
 
 
 def apply_levels(param: Tensor, planes: Tensor, table: list[float], decay: float) -> None:
@@ -247,17 +237,29 @@ def _floats(values: Iterable[float]) -> ctypes.Array[ctypes.c_float]:
     return (ctypes.c_float * len(numbers)).from_buffer(numbers)
 
 
-def _where(known: list[bool], wanted: bool, values: Sequence[T]) -> list[T]:
-    return [value for value, is_known in zip(values, known, strict=True) if is_known is wanted]
+def _placed(numels: list[int], offsets: list[int], dtypes: list[int], groups: list[int]) -> tuple[Any, ...]:
+    """Where the pieces lie in the bucket, as the C functions take it: four arrays and their length."""
+    if not len(numels) == len(offsets) == len(groups):
+        raise ValueError(f"{len(numels)} pieces came with {len(offsets)} offsets and {len(groups)} groups")
+    return *map(_longs, (numels, offsets, dtypes, groups)), len(numels)
 
 
-def _readable(grad: Tensor | None, numel: int) -> Tensor | None:
-    """The gradient as the kernels read it: itself, or a copy where it is not contiguous or has another dtype."""
-    if grad is None:
-        return None
-    if grad.numel() != numel:
-        raise ValueError(f"a gradient of {grad.numel()} elements belongs to {numel} elements of momentum")
-    return grad.contiguous() if grad.dtype in DTYPES else grad.float().contiguous()
+def _those(known: list[bool], wanted: bool, *lists: list[Any]) -> Any:
+    """Of each list, the entries of the pieces that the library knows, or of the others."""
+    return [[value for value, is_known in zip(values, known, strict=True) if is_known is wanted] for values in lists]
+
+
+def _readable(grads: list[Tensor | None], numels: list[int]) -> Sequence[Tensor | None]:
+    """Gradients as the kernels read them: itself, or a copy of one that is not contiguous or has another dtype."""
+    read = [grad if grad is None else grad.contiguous() for grad in grads]
+    for k, (grad, numel) in enumerate(zip(read, numels, strict=True)):
+        if grad is None:
+            continue
+        if grad.numel() != numel:
+            raise ValueError(f"a gradient of {grad.numel()} elements belongs to {numel} elements of momentum")
+        if grad.dtype not in DTYPES:
+            read[k] = grad.float()
+    return read
 
 
 def _with_rows(words: Tensor) -> Tensor:
@@ -265,12 +267,16 @@ def _with_rows(words: Tensor) -> Tensor:
     return words if words.stride(-1) == 1 or words.shape[-1] < 2 else words.contiguous()
 
 
-def _finish(result: int, tensors: list[Tensor], moved: list[Tensor]) -> None:
-    """Put back what was copied, and let autograd know what changed."""
+def _check(result: int, offsets: list[int], numels: list[int], size: int) -> None:
     if result == NO_MEMORY:
         raise MemoryError("the native kernels had no memory for their list of pieces")
     if result == BAD_PIECE:
-        raise ValueError("a piece is in a group that has no hyper-parameters")
+        check_pieces(offsets, numels, size)
+        raise ValueError("a piece belongs to a group that has no hyper-parameters")
+
+
+def _put_back(tensors: list[Tensor], moved: list[Tensor]) -> None:
+    """Let autograd know what changed, and write back what was a copy."""
     torch.autograd.graph.increment_version(tensors)
     for tensor, copy in zip(tensors, moved, strict=True):
         if copy is not tensor:
