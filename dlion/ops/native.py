@@ -32,7 +32,7 @@ INTERFACE = 1  # of the C functions; a library left over from another version is
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 TIES = {"rotate": 0, "alternate": 1, "zero": 2}
 FINE, BAD_PIECE, NO_MEMORY = 0, -1, -2  # what the C functions return; 1 is "not finite"
-MOST_VOTERS = 2**31 - 1  # that the adder's planes hold
+MOST_VOTERS = 2**20 - 1  # that the adder's planes hold
 
 _int, _long, _word, _address = ctypes.c_int, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
 SIGNATURES = {

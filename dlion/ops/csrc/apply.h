@@ -90,7 +90,10 @@ void apply_planes(const ApplySpan& span) {
     Raw* param = (Raw*)span.param;
     const Steps<PLANES> steps(span);
     const int64_t whole = span.numel / WORD;
-    for (int64_t word = 0; word < whole; ++word) move_word<Kind, Rounding>(param + word * WORD, span, steps, word);
+    for (int64_t word = 0; word < whole; ++word) {
+        ahead(param + word * WORD, WORD * sizeof(Raw));
+        move_word<Kind, Rounding>(param + word * WORD, span, steps, word);
+    }
     const int64_t rest = span.numel - whole * WORD;
     if (rest) {
         Raw last[WORD] = {};

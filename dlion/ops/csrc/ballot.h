@@ -59,6 +59,8 @@ bool ballot_of(const BallotSpan& span) {
     const int64_t whole = span.numel / WORD;
     uint64_t finite = ~uint64_t{0};
     for (int64_t word = 0; word < whole; ++word) {
+        if (grad) ahead(grad + word * WORD, WORD * sizeof(Raw));
+        ahead(span.momentum + word * WORD, WORD * sizeof(float));
         const Said said = one_word<Kind>(grad ? grad + word * WORD : grad, span.momentum + word * WORD, span.betas);
         put(span, word, said, ~uint64_t{0});
         finite &= said.finite;

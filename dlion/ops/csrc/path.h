@@ -68,7 +68,7 @@ struct Path {
     void (*tally)(const TallySpan&);
 };
 
-constexpr int COUNT_PLANES = 32;  // a count of up to 2**31 ballots
+constexpr int COUNT_PLANES = 21;  // for counts below 2**20, and one for a sum; they lie on the stack of a thread
 
 extern const Path portable;
 #if defined(__x86_64__)

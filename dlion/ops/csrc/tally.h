@@ -10,62 +10,78 @@ namespace {
 using dlion::COUNT_PLANES;
 using dlion::TallySpan;
 
-constexpr int BLOCK = 64;  // words; all planes of a block stay in the first-level cache
+constexpr int BLOCK = 256;  // words: long enough a run of each ballot, and the planes stay in the first-level cache
 
-typedef uint64_t Plane[BLOCK];
+typedef uint64_t Plane[BLOCK + 8];  // not a power of two, so that planes do not compete for the same lines of it
 
-// a + b + c = sum + 2*carry, in every bit.
+// a + b + c = sum + 2*carry, in every bit of a word or of several.
+template <class V>
 struct Sum {
-    uint64_t sum, carry;
+    V sum, carry;
 };
 
-DLION_INLINE Sum add(uint64_t a, uint64_t b, uint64_t c) {
-    const uint64_t half = a ^ b;
+template <class V>
+DLION_INLINE Sum<V> add(V a, V b, V c) {
+    const V half = a ^ b;
     return {half ^ c, (a & b) | (half & c)};
 }
 
-// Rows to count. `at(k)` is a pointer-like thing for ballot k.
+// Rows to count: `at<V>(k, w)` is word w, or as many as V holds from there, of row k.
 struct Votes {
     const uint64_t* first;
     int64_t stride;
-    DLION_INLINE uint64_t operator()(int64_t k, int64_t w) const { return first[k * stride + w]; }
+    template <class V = uint64_t>
+    DLION_INLINE V at(int64_t k, int64_t w) const { return read<V>(first + k * stride + w); }
+    DLION_INLINE void fetch(int64_t k, int64_t w) const { ahead(first + k * stride + w, sizeof(uint64_t)); }
 };
 
 struct Against {  // nonzero and not positive
     Votes nonzero, positive;
-    DLION_INLINE uint64_t operator()(int64_t k, int64_t w) const { return nonzero(k, w) & ~positive(k, w); }
+    template <class V>
+    DLION_INLINE V at(int64_t k, int64_t w) const { return nonzero.at<V>(k, w) & ~positive.at<V>(k, w); }
+    DLION_INLINE void fetch(int64_t k, int64_t w) const { nonzero.fetch(k, w); positive.fetch(k, w); }
 };
 
 struct Zeros {
     Votes nonzero;
-    DLION_INLINE uint64_t operator()(int64_t k, int64_t w) const { return ~nonzero(k, w); }
+    template <class V>
+    DLION_INLINE V at(int64_t k, int64_t w) const { return ~nonzero.at<V>(k, w); }
+    DLION_INLINE void fetch(int64_t k, int64_t w) const { nonzero.fetch(k, w); }
 };
 
-// Adds ROWS (1 to 8) rows from row k to the count in the planes.
+// Adds ROWS (1 to 8) rows from row k, at word w, to the count in the planes.
+template <int ROWS, class V, class Rows>
+DLION_INLINE void add_rows_at(Plane* planes, int used, const Rows& rows, int64_t k, int64_t w) {
+    V row[8];
+    for (int i = 0; i < 8; ++i) row[i] = i < ROWS ? rows.template at<V>(k + i, w) : V{};
+    const V ones = read<V>(&planes[0][w]), twos = read<V>(&planes[1][w]), fours = read<V>(&planes[2][w]);
+    const Sum<V> a = add(ones, row[0], row[1]);
+    const Sum<V> b = add(a.sum, row[2], row[3]);
+    const Sum<V> c = add(b.sum, row[4], row[5]);
+    const Sum<V> d = add(c.sum, row[6], row[7]);
+    const Sum<V> e = add(twos, a.carry, b.carry);
+    const Sum<V> f = add(e.sum, c.carry, d.carry);
+    const Sum<V> g = add(fours, e.carry, f.carry);
+    write(&planes[0][w], d.sum);
+    write(&planes[1][w], f.sum);
+    write(&planes[2][w], g.sum);
+    V carry = g.carry;
+    for (int plane = 3; plane < used; ++plane) {
+        const V bits = read<V>(&planes[plane][w]);
+        write(&planes[plane][w], bits ^ carry);
+        carry &= bits;
+    }
+}
+
 template <int ROWS, class Rows>
 DLION_INLINE void add_rows(Plane* planes, int used, const Rows& rows, int64_t k, int64_t words) {
-    Plane eights;
-    for (int64_t w = 0; w < words; ++w) {
-        uint64_t row[8];
-        for (int i = 0; i < 8; ++i) row[i] = i < ROWS ? rows(k + i, w) : 0;
-        const Sum a = add(planes[0][w], row[0], row[1]);
-        const Sum b = add(a.sum, row[2], row[3]);
-        const Sum c = add(b.sum, row[4], row[5]);
-        const Sum d = add(c.sum, row[6], row[7]);
-        const Sum e = add(planes[1][w], a.carry, b.carry);
-        const Sum f = add(e.sum, c.carry, d.carry);
-        const Sum g = add(planes[2][w], e.carry, f.carry);
-        planes[0][w] = d.sum;
-        planes[1][w] = f.sum;
-        planes[2][w] = g.sum;
-        eights[w] = g.carry;
+    constexpr int AT_ONCE = sizeof(Q) / sizeof(uint64_t);
+    int64_t w = 0;
+    for (; w + AT_ONCE <= words; w += AT_ONCE) {
+        for (int i = 0; i < ROWS; ++i) rows.fetch(k + i, w);
+        add_rows_at<ROWS, Q>(planes, used, rows, k, w);
     }
-    for (int plane = 3; plane < used; ++plane)
-        for (int64_t w = 0; w < words; ++w) {
-            const uint64_t carry = planes[plane][w] & eights[w];
-            planes[plane][w] ^= eights[w];
-            eights[w] = carry;
-        }
+    for (; w < words; ++w) add_rows_at<ROWS, uint64_t>(planes, used, rows, k, w);
 }
 
 // In how many rows each bit is set, lowest plane first. Returns how many planes are used, at least 3.
@@ -128,7 +144,7 @@ void majority(const TallySpan& span, const Votes& votes, int64_t at, int64_t wor
     } else {
         uint64_t turn = (span.t / 2 + span.word + at) % span.voters;
         for (int64_t w = 0; w < words; ++w) {
-            verdict[w] = more[w] | (equal[w] & votes(turn, w));
+            verdict[w] = more[w] | (equal[w] & votes.at(turn, w));
             if (++turn == (uint64_t)span.voters) turn = 0;
         }
     }
@@ -142,8 +158,8 @@ struct Decided {
 DLION_INLINE Decided decide(const Against& votes, int64_t voters, uint64_t turn, uint64_t tied, int64_t w) {
     Decided decided;
     for (int64_t k = 0; k < voters && tied & ~decided.somebody; ++k) {
-        decided.positive |= votes.positive(turn, w) & ~decided.somebody & tied;
-        decided.somebody |= votes.nonzero(turn, w) & tied;
+        decided.positive |= votes.positive.at(turn, w) & ~decided.somebody & tied;
+        decided.somebody |= votes.nonzero.at(turn, w) & tied;
         if (++turn == (uint64_t)voters) turn = 0;
     }
     return decided;
@@ -189,7 +205,7 @@ void ternary_count(const TallySpan& span, const Against& votes, int64_t at, int6
     ++used;
     for (int plane = 1; plane < used; ++plane)
         for (int64_t w = 0; w < words; ++w) {
-            const Sum both = add(zeros[plane][w], planes[plane - 1][w], carry[w]);
+            const Sum<uint64_t> both = add(zeros[plane][w], planes[plane - 1][w], carry[w]);
             zeros[plane][w] = both.sum;
             carry[w] = both.carry;
         }
