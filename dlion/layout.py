@@ -105,6 +105,25 @@ def named(param_groups: list[dict[str, Any]]) -> list[tuple[int, int, str, Tenso
     return found
 
 
+def layout_key(param_groups: list[dict[str, Any]], state: Any) -> tuple[Any, ...]:
+    """Changes when the layout may have changed; cheap, and looked at in every step.
+
+    Raises:
+        ValueError: a gradient is sparse.
+    """
+    key: list[Any] = [id(param_groups), id(state)]
+    for group in param_groups:
+        for param in group["params"]:
+            if param.grad is not None and param.grad.layout is not torch.strided:
+                raise ValueError(
+                    f"a gradient of shape {list(param.shape)} is sparse and votes need dense ones: make the layer "
+                    "with sparse=False"
+                )
+            key.append((id(param), param.requires_grad, param.dtype, param.numel()))
+        key.append(len(group["params"]))
+    return tuple(key)
+
+
 def _cut(slots: list[Slot], total: int, bucket_elements: int) -> tuple[Bucket, ...]:
     buckets = []
     following = 0  # the first slot that reaches into the bucket at hand

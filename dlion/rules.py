@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dlion.codecs import Levels
-from dlion.layout import WORD, Bucket, Piece, Replica, local
+from dlion.layout import WORD, Bucket, Piece, Replica, local, momentum_dtype
 
 
 class Rule(Protocol):
@@ -20,6 +20,9 @@ class Rule(Protocol):
 
     def allocate(self, replica: Replica) -> None:
         """Give every trainable parameter its state."""
+
+    def momentum_dtype(self, param: Tensor) -> torch.dtype:
+        """Of the parameter's `exp_avg`, whatever dtype a loaded one has."""
 
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         """f[bucket.size], 0 in padding, and whether the gradients were finite. May move local state."""
@@ -42,6 +45,9 @@ class Lion:
 
     def allocate(self, replica: Replica) -> None:
         replica.allocate_momentum()
+
+    def momentum_dtype(self, param: Tensor) -> torch.dtype:
+        return momentum_dtype(param)
 
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         def say(piece: Piece) -> tuple[Tensor, Tensor]:
@@ -85,6 +91,9 @@ class Global:
     def allocate(self, replica: Replica) -> None:
         self.rule.allocate(replica)
 
+    def momentum_dtype(self, param: Tensor) -> torch.dtype:
+        return self.rule.momentum_dtype(param)
+
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         return gathered(bucket, lambda piece: finite_or_zero(signed_gradient(replica, piece)))
 
@@ -119,16 +128,18 @@ class Gradient:
         return dict(self.optimizer([torch.zeros(1)]).defaults)
 
     def allocate(self, replica: Replica) -> None:
-        fresh = [param for param in replica.params if not replica.state.get(param)]
+        fresh = {param: torch.zeros_like(param) for param in replica.params if not replica.state.get(param)}
         # a step of length 0 with zero gradients makes torch's own state and moves nothing
         still = [
-            dict(group, lr=0.0, params=[p for p in group["params"] if p in set(fresh)])
-            for group in replica.param_groups
+            dict(group, lr=0.0, params=[p for p in group["params"] if p in fresh]) for group in replica.param_groups
         ]
-        self._step(replica, still, {param: torch.zeros_like(param) for param in fresh})
+        self._step(replica, still, fresh)
         for param in fresh:
             if "step" in replica.state[param]:
                 replica.state[param]["step"].zero_()
+
+    def momentum_dtype(self, param: Tensor) -> torch.dtype:
+        return param.dtype
 
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         return gathered(bucket, lambda piece: finite_or_zero(replica.gradient(piece)))
