@@ -178,9 +178,9 @@ class Replica:
             index for index, group in enumerate(param_groups) for param in group["params"] if param.requires_grad
         ]
 
-    def group(self, piece: Piece) -> dict[str, Any]:
-        """The parameter group of a piece."""
-        return self.param_groups[self._group[piece.slot]]
+    def group(self, slot: int) -> dict[str, Any]:
+        """The parameter group of a slot."""
+        return self.param_groups[self._group[slot]]
 
     def gradient(self, piece: Piece) -> Tensor:
         """f[n]: the local gradient; zeros where there is none."""

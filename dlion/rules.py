@@ -51,7 +51,7 @@ class Lion:
 
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         def say(piece: Piece) -> tuple[Tensor, Tensor]:
-            beta1, beta2 = replica.group(piece)["betas"]
+            beta1, beta2 = replica.group(piece.slot)["betas"]
             momentum = replica.momentum(piece)
             said: tuple[Tensor, Tensor] = self.kernels.lion_message(
                 signed_gradient(replica, piece), momentum, beta1, beta2
@@ -68,7 +68,7 @@ class Lion:
 
     def step(self, replica: Replica, piece: Piece, verdict: Levels) -> None:
         """Decay and step of one piece: `p = p*(1 - lr*wd) - lr*u`."""
-        group = replica.group(piece)
+        group = replica.group(piece.slot)
         lr = float(group["lr"])
         param = replica.parameter(piece)
         planes = verdict.planes.to(param.device)
@@ -102,7 +102,7 @@ class Global:
         for piece in bucket.pieces:
             momentum = replica.momentum(piece)
             mean = verdict[piece.offset : piece.offset + momentum.numel()].to(momentum.device)
-            message, _ = kernels.lion_message(mean, momentum, *replica.group(piece)["betas"])
+            message, _ = kernels.lion_message(mean, momentum, *replica.group(piece.slot)["betas"])
             planes = kernels.pack_ternary(torch.nn.functional.pad(message, (0, -message.numel() % WORD)))
             self.rule.step(replica, piece, Levels(planes, (0, -1, 0, 1), 1))
 
@@ -128,13 +128,16 @@ class Gradient:
         return dict(self.optimizer([torch.zeros(1)]).defaults)
 
     def allocate(self, replica: Replica) -> None:
-        fresh = {param: torch.zeros_like(param) for param in replica.params if not replica.state.get(param)}
-        # a step of length 0 with zero gradients makes torch's own state and moves nothing
-        still = [
-            dict(group, lr=0.0, params=[p for p in group["params"] if p in fresh]) for group in replica.param_groups
-        ]
-        self._step(replica, still, fresh)
-        for param in fresh:
+        inner = self.optimizer([torch.zeros(1)])
+        for slot, param in enumerate(replica.params):
+            if replica.state.get(param):
+                continue
+            # a step of length 0 makes torch's own state; on a stand-in, since in float16 even that one gives 0/0
+            standin = torch.zeros_like(param, requires_grad=True)
+            standin.grad = torch.zeros_like(param)
+            inner.param_groups = [dict(replica.group(slot), lr=0.0, params=[standin])]
+            inner.step()
+            replica.state[param] = inner.state.pop(standin)
             if "step" in replica.state[param]:
                 replica.state[param]["step"].zero_()
 
@@ -162,13 +165,13 @@ class Gradient:
         }
         self._means.clear()
         self._seen.clear()
-        self._step(replica, replica.param_groups, means)
+        self._step(replica, means)
 
-    def _step(self, replica: Replica, groups: list[dict[str, Any]], grads: dict[Tensor, Tensor]) -> None:
+    def _step(self, replica: Replica, grads: dict[Tensor, Tensor]) -> None:
         """Step with `grads` in the place of the local gradients, which are put back."""
         own = [param.grad for param in replica.params]
         inner = self.optimizer([torch.zeros(1)])
-        inner.param_groups, inner.state = groups, replica.state
+        inner.param_groups, inner.state = replica.param_groups, replica.state
         try:
             for param in replica.params:
                 param.grad = grads.get(param)
@@ -181,7 +184,7 @@ class Gradient:
 def signed_gradient(replica: Replica, piece: Piece) -> Tensor:
     """f[n]: the local gradient, negated where its group maximizes."""
     grad = replica.gradient(piece)
-    return -grad if replica.group(piece)["maximize"] else grad
+    return -grad if replica.group(piece.slot)["maximize"] else grad
 
 
 def finite_or_zero(grad: Tensor) -> tuple[Tensor, Tensor]:
