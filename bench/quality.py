@@ -31,7 +31,8 @@ from quality_cells import (
 from quality_table import fill_readme, markdown
 
 # Configuration that differs between the cells of one folder by design.
-VARIES = ("method", "lr", "seed", "name", "out", "config", "resume")
+# The default of betas follows from the method; betas that were asked for are in the settings' flags.
+VARIES = ("method", "lr", "seed", "betas")
 
 
 def train_command(settings: Settings, cell: Cell, runs: Path) -> list[str]:
@@ -73,9 +74,7 @@ def train(settings: Settings, cell: Cell, folder: Path, seconds: float | None) -
             raise
     if status != 0:
         tail = log.read_text(errors="replace").strip().splitlines()[-1:]
-        raise QualityError(
-            f"{cell.name}: dlion train ended with status {status}, see {log}: {' '.join(tail)}"
-        )
+        raise QualityError(f"{cell.name}: dlion train ended with status {status}, see {log}: {' '.join(tail)}")
     result = read_run(runs / cell.name)
     shutil.rmtree(runs / cell.name)
     return result
@@ -92,9 +91,7 @@ def read_run(run: Path) -> Record:
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", required=True, choices=["text", "fashion-mnist", "cifar10"])
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps of each run (default 300)")
     parser.add_argument("--workers", type=int, default=4, help="workers of each run (default 4)")
@@ -116,8 +113,7 @@ def main(arguments: list[str]) -> int:
             settings = Settings(options.task, options.steps, options.workers, flags)
             # Seeds last: the first pass over the grid already compares the methods.
             cells = [
-                Cell(method, lr, seed)
-                for seed, lr, method in product(options.seeds, options.lrs, options.methods)
+                Cell(method, lr, seed) for seed, lr, method in product(options.seeds, options.lrs, options.methods)
             ]
             run_cells(settings, cells, folder, train, limit_seconds=options.limit_minutes * 60)
         held = read_settings(folder)

@@ -97,9 +97,7 @@ def read_settings(folder: Path) -> Settings:
         held = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
         return Settings(**{**held, "flags": tuple(held["flags"])})
     except FileNotFoundError:
-        raise QualityError(
-            f"{folder} holds no runs of this script: name the folder given to --out."
-        ) from None
+        raise QualityError(f"{folder} holds no runs of this script: name the folder given to --out.") from None
     except (ValueError, TypeError, KeyError) as error:
         raise QualityError(f"{folder / 'settings.json'} is damaged ({error}): remove the folder.") from None
 
@@ -122,9 +120,7 @@ def read_cells(folder: Path) -> list[Record]:
             records.append(json.loads(line))
         except ValueError as error:
             if number < len(lines):
-                raise QualityError(
-                    f"{path}, line {number} is damaged ({error}): mend or remove it."
-                ) from None
+                raise QualityError(f"{path}, line {number} is damaged ({error}): mend or remove it.") from None
             os.truncate(path, good_bytes)
         good_bytes += len(line)
     return records

@@ -59,8 +59,8 @@ class Group:
 
 
 def metric_of(records: Sequence[Record]) -> Metric:
-    """Accuracy where every cell has one, else loss."""
-    return ACCURACY if all(record["val_accuracy"] is not None for record in records) else LOSS
+    """Accuracy where the task has one, else loss."""
+    return ACCURACY if any(record["val_accuracy"] is not None for record in records) else LOSS
 
 
 def groups_of(records: Sequence[Record], metric: Metric) -> list[Group]:
@@ -167,9 +167,7 @@ def grid_rows(groups: Sequence[Group], metric: Metric) -> list[str]:
     for group in groups:
         by_seed = dict(zip(group.seeds, group.values, strict=True))
         values = [number(by_seed[seed], metric.digits) if seed in by_seed else "not run" for seed in seeds]
-        rows.append(
-            markdown_row([group.method, f"{group.lr:g}", *values, with_deviation(group, metric.digits)])
-        )
+        rows.append(markdown_row([group.method, f"{group.lr:g}", *values, with_deviation(group, metric.digits)]))
     return rows
 
 

@@ -59,17 +59,13 @@ class FakeTraining:
             **self.shared,
         }
 
-    def run(
-        self, cells: list[Cell], folder: Path, settings: Settings = SETTINGS, limit: float = math.inf
-    ) -> bool:
+    def run(self, cells: list[Cell], folder: Path, settings: Settings = SETTINGS, limit: float = math.inf) -> bool:
         return run_cells(
             settings, cells, folder, self, limit_seconds=limit, say=lambda line: None, clock=lambda: self.now
         )
 
 
-CELLS = [
-    Cell(method, lr, seed) for seed in (1, 2) for lr in (1e-3, 2e-3) for method in ("dlion-mavo", "g-lion")
-]
+CELLS = [Cell(method, lr, seed) for seed in (1, 2) for lr in (1e-3, 2e-3) for method in ("dlion-mavo", "g-lion")]
 
 
 def record(method: str, lr: float, seed: int, loss: float | None, accuracy: float | None = None) -> Record:
@@ -232,9 +228,7 @@ def test_only_what_is_between_the_marks_is_rewritten(tmp_path: Path) -> None:
     readme.write_text("before\n<!-- quality:begin text -->\nold\n<!-- quality:end text -->\nafter\n")
     fill_readme(readme, "text", "new")
     fill_readme(readme, "text", "newer")
-    assert readme.read_text() == (
-        "before\n<!-- quality:begin text -->\nnewer\n<!-- quality:end text -->\nafter\n"
-    )
+    assert readme.read_text() == ("before\n<!-- quality:begin text -->\nnewer\n<!-- quality:end text -->\nafter\n")
     with pytest.raises(QualityError, match="once each"):
         fill_readme(readme, "fashion-mnist", "new")
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]

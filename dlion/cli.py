@@ -1,0 +1,133 @@
+"""The command `dlion`. Importing this file, `--help` and `--version` do not import torch."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import dlion
+
+NEEDS_EXTRA = 'dlion: the command needs more than the library does: pip install "dlion[train]"'
+
+try:
+    from cyclopts import App, CycloptsError, Parameter
+    from cyclopts.config import Dict
+except ModuleNotFoundError:
+    print(NEEDS_EXTRA, file=sys.stderr)
+    raise SystemExit(2) from None
+
+from dlion.train.config import TrainConfig, read_toml, unknown_name
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+
+def from_files(app: App, commands: tuple[str, ...], arguments: Any) -> None:
+    """Fill in the flags that were not given from the file of --config, or from the run of --resume."""
+    if commands != ("train",):
+        return
+    given = {argument.name: argument.tokens for argument in arguments if argument.tokens}
+    paths = [Path(given[flag][0].value) for flag in ("--config", "--resume") if flag in given]
+    if len(paths) > 1:
+        raise ValueError("--config and --resume contradict each other: a resumed run has its own configuration.")
+    if not paths:
+        return
+    path = paths[0] / "config.toml" if "--resume" in given else paths[0]
+    if "--resume" in given and not path.is_file():
+        raise ValueError(f"{paths[0]} holds no run (it has no config.toml): give the folder that `dlion train` reported.")
+    values = read_toml(path)
+    flags = {argument.name.removeprefix("--") for argument in arguments} - {"config", "resume"}
+    for key in values:
+        if key.replace("_", "-") not in flags:
+            raise unknown_name("configuration key", key, sorted(flags))
+    for one, other in (("steps", "epochs"), ("epochs", "steps")):
+        if f"--{one}" in given:
+            values.pop(other, None)
+    Dict(values, source=str(path), use_commands_as_keys=False)(app, commands, arguments)
+
+
+app = App(
+    name="dlion",
+    help="Train with Distributed Lion: workers exchange one bit per parameter.",
+    version=dlion.__version__,
+    config=from_files,
+    exit_on_error=False,
+    print_error=False,
+    help_on_error=False,
+    result_action="return_value",
+)
+
+
+@app.command
+def train(
+    settings: Annotated[TrainConfig, Parameter(name="*")] = TrainConfig(),  # noqa: B008 (frozen)
+    *,
+    name: str | None = None,
+    out: Path = Path("runs"),
+    config: Path | None = None,
+    resume: Path | None = None,
+) -> int:
+    """Train a model with several workers on this machine, or as a worker of torchrun or another launcher.
+
+    Parameters
+    ----------
+    name
+        Name of the run: TASK-METHOD-nWORKERS-sSEED unless given, with a number when that is taken.
+    out
+        Folder in which the run gets its own.
+    config
+        TOML file with flags as keys, such as the config.toml of a run. Flags on the command line win.
+    resume
+        Folder of a run to continue from its last checkpoint. --steps lengthens it.
+    """
+    from dlion.train.launch import Place, run
+
+    if resume is not None and name is not None:
+        raise ValueError("--resume and --name contradict each other: a resumed run keeps its folder.")
+    return run(settings, Place(out, name, resume))
+
+
+@app.command(name="eval")
+def evaluate(run: Path, *, data: str | None = None) -> int:
+    """Print the validation metrics of a finished run again, computed from its saved models.
+
+    Parameters
+    ----------
+    run
+        Folder of the run.
+    data
+        Other data to evaluate on.
+    """
+    from dlion.train.evaluation import print_metrics
+
+    print_metrics(run, data)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status: 0, 1 (training failed), 2 (a mistake of the user), 130 or 143.
+
+    A mistake of the user is answered by one sentence on standard error.
+    """
+    try:
+        status = app(sys.argv[1:] if arguments is None else arguments)
+    except CycloptsError as error:
+        return _complain(error)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "dlion":
+            raise
+        print(f"{NEEDS_EXTRA} ({error.name} is missing)", file=sys.stderr)
+        return USER_ERROR
+    except ValueError as error:
+        return _complain(error)
+    except OSError as error:
+        return _complain(f"{error.strerror or error}: {error.filename}" if error.filename else error)
+    except KeyboardInterrupt:
+        print("dlion: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return status if isinstance(status, int) else 0
+
+
+def _complain(error: object) -> int:
+    print(f"dlion: {' '.join(str(error).split())}", file=sys.stderr)
+    return USER_ERROR

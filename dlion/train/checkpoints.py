@@ -1,0 +1,181 @@
+"""Checkpoints of a run: complete or absent, verified before anything in them is unpickled.
+
+    checkpoints/step-00000500/
+      rank-0.pt ... rank-N.pt   each worker's momentum, buffers and byte counters (all differ between workers)
+      model.safetensors         the parameters, equal on all workers
+      best.safetensors          the run's model.safetensors at that time
+      manifest.json             progress of the run; length and SHA-256 of every file; written last
+
+The folder gets its name when everything is in it. The last two are kept.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_model, save_model
+from torch import nn
+
+import dlion
+from dlion.channel import Channel
+from dlion.train.runs import RunFolder, finite, write_whole
+
+KEPT = 2
+FORMAT = 1
+
+
+@dataclass
+class Progress:
+    """How far a run has come: everything the loop knows besides tensors."""
+
+    step: int = 0
+    loss: float | None = None
+    seconds: float = 0.0
+    seconds_total: float = 0.0
+    best_step: int = 0
+    best_loss: float | None = None
+    best_accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files were found to be whole."""
+
+    path: Path
+    progress: Progress
+
+
+def save_weights(model: nn.Module, path: Path) -> None:
+    """Write a model as safetensors, whole or not at all; tensors that share memory are stored once."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.touch()
+    mode = temporary.stat().st_mode  # what the user's umask allows; safetensors makes its files private
+    save_model(model, str(temporary))
+    temporary.chmod(mode)
+    _sync(temporary)
+    os.replace(temporary, path)
+
+
+def save(folder: RunFolder, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, channel: Channel) -> None:
+    """Write a checkpoint together with all other workers.
+
+    Raises:
+        RuntimeError: the workers do not share this folder.
+    """
+    final = folder.checkpoints / f"step-{progress.step:08d}"
+    draft = folder.checkpoints / f".{final.name}.tmp"
+    if channel.rank == 0:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+    channel.barrier()
+    own = draft / f"rank-{channel.rank}.pt"
+    torch.save(_own_state(model, optimizer), own)
+    _sync(own)
+    written = channel.gather_json(_fingerprint(own))
+    if channel.rank == 0:
+        files = {f"rank-{rank}.pt": fingerprint for rank, fingerprint in enumerate(written)}
+        save_weights(model, draft / "model.safetensors")
+        _share(folder.best_model, draft / "best.safetensors")
+        for name in ("model.safetensors", "best.safetensors"):
+            files[name] = _fingerprint(draft / name)
+        missing = [name for name in files if not (draft / name).is_file()]
+        if missing:
+            raise RuntimeError(f"{missing[0]} is not in {draft}: all workers must see the same --out folder.")
+        state = {key: finite(value) for key, value in asdict(progress).items()}
+        manifest = {"format": FORMAT, "progress": state, "files": files}
+        write_whole(draft / "manifest.json", json.dumps(manifest, indent=1).encode())
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(draft, final)
+        _sync(folder.checkpoints)
+        for old in _all(folder)[:-KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+    channel.barrier()
+
+
+def latest(folder: RunFolder) -> Checkpoint:
+    """The newest checkpoint of a run, after comparing every file with its manifest.
+
+    Raises:
+        ValueError: there is none, or it is damaged.
+    """
+    found = _all(folder)
+    if not found:
+        raise ValueError(f"{folder.path} has no checkpoint to resume from: start it again without --resume.")
+    path = found[-1]
+    advice = f"delete {path} to resume from the checkpoint before it" if len(found) > 1 else "start the run again without --resume"
+    try:
+        manifest = json.loads((path / "manifest.json").read_text("utf-8"))
+        progress = Progress(**manifest["progress"])
+        files: dict[str, dict[str, Any]] = manifest["files"]
+        broken = next((name for name, whole in files.items() if _fingerprint(path / name) != whole), None)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"the checkpoint {path} is damaged ({type(error).__name__}: {error}): {advice}.") from None
+    if broken:
+        raise ValueError(f"the checkpoint {path} is damaged ({broken} is not what its manifest says): {advice}.")
+    return Checkpoint(path, progress)
+
+
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    """Put one worker back where it was when the checkpoint was written."""
+    load_model(model, str(checkpoint.path / "model.safetensors"), device=str(next(model.parameters()).device))
+    own = torch.load(checkpoint.path / f"rank-{rank}.pt", map_location="cpu", weights_only=True)
+    buffers = dict(model.named_buffers())
+    with torch.no_grad():
+        for name, value in own["buffers"].items():
+            buffers[name].copy_(value)
+    optimizer.load_state_dict(own["optimizer"])
+    _stats(optimizer).load_state_dict(own["stats"])
+
+
+def rewind(folder: RunFolder, checkpoint: Checkpoint) -> None:
+    """Undo what the run wrote after this checkpoint, so that going on writes it again."""
+    folder.forget_from(checkpoint.progress.step)
+    folder.summary_file.unlink(missing_ok=True)
+    _share(checkpoint.path / "best.safetensors", folder.best_model)
+
+
+def _own_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {
+        "optimizer": optimizer.state_dict(),
+        "stats": _stats(optimizer).state_dict(),
+        "buffers": {name: buffer.cpu() for name, buffer in model.named_buffers()},
+    }
+
+
+def _stats(optimizer: torch.optim.Optimizer) -> "dlion.Stats":
+    stats: dlion.Stats = optimizer.stats  # type: ignore[attr-defined]
+    return stats
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _share(source: Path, target: Path) -> None:
+    """Give `target` the content of `source` without copying: files of a run are replaced, never changed."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        shutil.copyfile(source, temporary)
+    os.replace(temporary, target)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _all(folder: RunFolder) -> list[Path]:
+    return sorted(folder.checkpoints.glob("step-*"))

@@ -1,0 +1,181 @@
+"""What a run is made of: the flags of `dlion train`, their legal values, and the TOML file that repeats a run.
+
+Nothing here imports torch, so that `dlion --help` stays fast.
+"""
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+DEFAULT_WORKERS = 4
+DEFAULT_STEPS = 500
+LION_BETAS = (0.9, 0.99)
+ADAMW_BETAS = (0.9, 0.999)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One run. Each field is a flag of `dlion train` and a key of its TOML file (batch_size: batch-size).
+
+    Raises:
+        ValueError: a value is out of range; the message names the flag, the value and what is allowed.
+    """
+
+    task: str = "fashion-mnist"
+    """Data to train on: fashion-mnist, cifar10 or text."""
+    model: str | None = None
+    """Model to train; the task names its default."""
+    method: str = "dlion-mavo"
+    """How the workers agree: dlion-mavo, dlion-avg, g-lion or g-adamw."""
+    workers: int | None = None
+    """Workers, each with its own data stream: 4 unless a launcher such as torchrun says otherwise."""
+    steps: int | None = None
+    """Optimizer steps in all: 500 unless --steps or --epochs is given."""
+    epochs: int | None = None
+    """Instead of --steps: how often each worker sees the whole training set."""
+    batch_size: int = 32
+    """Samples per worker and micro-batch."""
+    accumulate: int = 1
+    """Micro-batches whose gradients are averaged locally before each step."""
+    lr: float | None = None
+    """Learning rate: 1e-3 for the Lion methods and for g-adamw unless given."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay: every step multiplies the parameters by 1 - lr * weight_decay."""
+    betas: Annotated[tuple[float, float] | None, Parameter(negative="")] = None
+    """Decay rates: 0.9 0.99 (g-adamw: 0.9 0.999) unless given."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """Learning rate after the warm-up; cosine and linear end near 0 at the last step."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly to --lr."""
+    clip_norm: float | None = None
+    """Largest norm of each worker's own gradient; longer ones are scaled down."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes CUDA when every worker of this machine can have its own GPU, otherwise the CPU."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 runs forward and backward under autocast; parameters stay fp32."""
+    seed: int = 0
+    """Initial weights, order of the data, augmentation and dropout are functions of it."""
+    data: str | None = None
+    """File or folder with the data, when it is not where the task looks by itself."""
+    iid: bool = True
+    """--no-iid sorts the training set by class and gives each worker its own part."""
+    log_every: int = 10
+    """Steps between two lines of metrics.jsonl."""
+    eval_every: int = 100
+    """Steps between two evaluations on the validation set."""
+    save_every: int = 500
+    """Steps between two checkpoints; the last step always writes one."""
+
+    def __post_init__(self) -> None:
+        for flag in ("workers", "steps", "epochs", "batch_size", "accumulate", "log_every", "eval_every", "save_every"):
+            value = getattr(self, flag)
+            _require(value is None or value >= 1, flag, value, "at least 1")
+        _require(self.lr is None or _positive(self.lr), "lr", self.lr, "a finite number above 0")
+        _require(
+            math.isfinite(self.weight_decay) and self.weight_decay >= 0.0,
+            "weight_decay",
+            self.weight_decay,
+            "a finite number, 0 or above",
+        )
+        for beta in self.betas or ():
+            _require(0.0 <= beta < 1.0, "betas", beta, "two numbers in [0, 1)")
+        _require(self.clip_norm is None or _positive(self.clip_norm), "clip_norm", self.clip_norm, "a finite number above 0")
+        _require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more")
+        _require(0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2^63 - 1")
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError(f"--steps {self.steps} and --epochs {self.epochs} contradict each other: give one of them.")
+        if self.steps is not None and self.warmup_steps >= self.steps:
+            raise ValueError(f"--warmup-steps must be smaller than --steps {self.steps}, and {self.warmup_steps} was given.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled(TrainConfig):
+    """A TrainConfig in which nothing is left open: what runs, and what `config.toml` of a run holds."""
+
+    model: str
+    workers: int
+    steps: int
+    lr: float
+    betas: tuple[float, float]
+
+
+def settle(config: TrainConfig, *, model: str, workers: int, steps_per_epoch: int) -> Settled:
+    """Fill in what the user left open, from the method and from what the task and the launcher say."""
+    steps = config.epochs * steps_per_epoch if config.epochs else config.steps or DEFAULT_STEPS
+    given = asdict(config) | {"model": model, "workers": workers, "steps": steps, "epochs": None}
+    given["lr"] = config.lr or 1e-3
+    given["betas"] = config.betas or (ADAMW_BETAS if config.method == "g-adamw" else LION_BETAS)
+    if config.data is not None and Path(config.data).exists():
+        given["data"] = str(Path(config.data).resolve())
+    return Settled(**given)
+
+
+def learning_rate(config: Settled, step: int) -> float:
+    """Learning rate of step 1..steps: a pure function of the step, so that resuming needs no scheduler state.
+
+    It is never 0: the warm-up starts at lr / warmup_steps, and cosine and linear reach 0 one step after the last.
+    """
+    if step <= config.warmup_steps:
+        return config.lr * step / config.warmup_steps
+    done = (step - 1 - config.warmup_steps) / (config.steps - config.warmup_steps)
+    if config.schedule == "cosine":
+        return config.lr * 0.5 * (1.0 + math.cos(math.pi * done))
+    if config.schedule == "linear":
+        return config.lr * (1.0 - done)
+    return config.lr
+
+
+def to_flags(config: TrainConfig) -> dict[str, Any]:
+    """The fields that are set, under the names of their flags: what is written to `config.toml`."""
+    return {
+        name.replace("_", "-"): list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(config).items()
+        if value is not None
+    }
+
+
+def from_flags(flags: Mapping[str, Any]) -> Settled:
+    """The inverse of `to_flags` for a settled run."""
+    fields = {flag.replace("-", "_"): tuple(value) if isinstance(value, list) else value for flag, value in flags.items()}
+    return Settled(**fields)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Flags from a TOML file.
+
+    Raises:
+        ValueError: there is no such file, or it is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the configuration file {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"the configuration file {path} is not valid TOML: {error}.") from None
+
+
+def with_steps(config: Settled, steps: int) -> Settled:
+    """The same run with another number of steps."""
+    return replace(config, steps=steps)
+
+
+def unknown_name(kind: str, name: str, known: list[str]) -> ValueError:
+    """The error for a name that is not among `known`, with the nearest ones."""
+    near = get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return ValueError(f"unknown {kind} {name!r}: {hint}it must be one of {', '.join(known)}.")
+
+
+def _positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0.0
+
+
+def _require(legal: bool, flag: str, value: object, allowed: str) -> None:
+    if not legal:
+        raise ValueError(f"--{flag.replace('_', '-')} must be {allowed}, and {value} was given.")

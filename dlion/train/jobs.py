@@ -1,0 +1,101 @@
+"""What the user asked for, checked against what there is: names, data, and the folder of the run."""
+
+import time
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from dlion.methods import METHODS
+from dlion.train import checkpoints
+from dlion.train.checkpoints import Checkpoint, Progress
+from dlion.train.config import Settled, TrainConfig, from_flags, settle, to_flags, unknown_name
+from dlion.train.models import build_model
+from dlion.train.runs import RunFolder, differences
+from dlion.train.tasks import Task, load_task
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run lives: a new folder (`name` inside `out`), or an old one that is continued (`resume`)."""
+
+    out: Path = Path("runs")
+    name: str | None = None
+    resume: Path | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that can start: everything a worker must be told."""
+
+    config: Settled
+    folder: RunFolder
+    checkpoint: Checkpoint | None = None
+    started: float = field(default_factory=time.time)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, for ranks that another launcher started."""
+        point = self.checkpoint
+        return {
+            "config": to_flags(self.config),
+            "folder": str(self.folder.path),
+            "checkpoint": {"path": str(point.path), "progress": asdict(point.progress)} if point else None,
+        }
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> "Job":
+        """The inverse of `to_json`."""
+        point = told["checkpoint"]
+        checkpoint = Checkpoint(Path(point["path"]), Progress(**point["progress"])) if point else None
+        return cls(from_flags(told["config"]), RunFolder(Path(told["folder"])), checkpoint)
+
+
+@cache
+def data_of(task: str, data: str | None) -> Task:
+    """The task, loaded once per process; forked workers share what their launcher has loaded."""
+    return load_task(task, data)
+
+
+def check(config: TrainConfig, workers: int) -> Settled:
+    """Check every name and the data, and fill in what the user left open.
+
+    Raises:
+        ValueError: unknown method, task or model; missing data.
+    """
+    if config.method not in METHODS:
+        raise unknown_name("method", config.method, list(METHODS))
+    task = data_of(config.task, config.data)
+    build_model(config.model, task)
+    return settle(
+        config,
+        model=config.model or task.default_model,
+        workers=workers,
+        steps_per_epoch=ceil(task.info.train_size / (config.batch_size * config.accumulate)),
+    )
+
+
+def open_run(config: Settled, place: Place) -> Job | None:
+    """Make the folder of a new run, or find the point from which to continue an old one.
+
+    Returns:
+        None when the run to continue is finished already, which is said on the terminal.
+
+    Raises:
+        ValueError: the folder holds a different run, a damaged checkpoint, or no run.
+    """
+    if place.resume is None:
+        return Job(config, RunFolder.create(place.out, place.name, config))
+    folder = RunFolder.existing(place.resume)
+    stored = folder.read_config()
+    other = [text for text in differences(config, stored) if not text.startswith("--steps ")]
+    if other:
+        raise ValueError(f"{folder.path} holds a different run ({other[0]}): only --steps can change when a run is resumed.")
+    checkpoint = checkpoints.latest(folder)
+    reached = checkpoint.progress.step
+    if config.steps < reached:
+        raise ValueError(f"{folder.path} is at step {reached} already: --steps must be more than that, not {config.steps}.")
+    if config.steps == reached and folder.summary_file.exists():
+        print(f"{folder.path} is finished after {reached} steps: nothing to do (--steps with a larger number lengthens it).")
+        return None
+    return Job(config, folder, checkpoint)

@@ -1,0 +1,190 @@
+"""From a configuration to running workers: the local ranks that dlion starts itself, or the ranks it finds itself in.
+
+A user's mistake is found here, before a worker starts and before a file is written. While workers run, only
+this file knows about signals: it turns Ctrl-C and SIGTERM into one step at which all ranks stop.
+"""
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from dlion.channel import Channel
+from dlion.train import loop
+from dlion.train.config import DEFAULT_WORKERS, Settled, TrainConfig
+from dlion.train.jobs import Job, Place, check, open_run
+from dlion.train.ranks import choose_device, join, only_lost_contact
+
+BLAME_SECONDS = 1.0
+REPEAT_SECONDS = 1.0
+
+
+def run(config: TrainConfig, place: Place) -> int:
+    """Train, and return the exit status of the command: 0, 1 (a worker failed), 130 (Ctrl-C) or 143 (SIGTERM).
+
+    Raises:
+        ValueError: a mistake of the user, in one sentence; nothing was written.
+    """
+    torch.set_num_threads(1)  # a pool of threads would not survive the fork
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return _as_found_rank(config, place)
+    return _with_own_ranks(config, place)
+
+
+def _with_own_ranks(config: TrainConfig, place: Place) -> int:
+    workers = config.workers or DEFAULT_WORKERS
+    device = choose_device(config, workers)
+    job = open_run(check(config, workers), place)
+    if job is None:
+        return 0
+    # Forked workers share the loaded data and start at once; a CUDA context does not survive a fork.
+    method = "fork" if device == "cpu" else "spawn"
+    signalled = multiprocessing.get_context(method).Value("i", 0, lock=False)
+    previous = _handle_signals(_remember(signalled, os.getpid()))
+    try:
+        with tempfile.TemporaryDirectory(prefix="dlion-") as logs:
+            try:
+                elastic_launch(_launch_config(workers, method, logs), _own_rank)(job, device, signalled)
+            except ChildFailedError as error:
+                print(f"dlion: {_blame(error, job, Path(logs))}", file=sys.stderr)
+                return 1
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return 128 + signalled.value if signalled.value else 0
+
+
+def _launch_config(workers: int, method: str, logs: str) -> LaunchConfig:
+    for noisy in ("torch.multiprocessing.spawn", "torch.distributed.elastic"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=workers,
+        run_id="dlion",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method=method,
+        signals_to_handle="SIGHUP,SIGQUIT",
+        logs_specs=DefaultLogsSpecs(log_dir=logs, redirects=Std.ERR),
+    )
+
+
+def _own_rank(job: Job, device: Literal["cpu", "cuda"], signalled: Any) -> None:
+    """What each local rank runs. The launcher alone answers to Ctrl-C; it ends ranks with SIGTERM."""
+    launcher = os.getppid()
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        # The kernel sends SIGINT too when the launcher was killed: then nobody is left to report to.
+        if os.getppid() != launcher:
+            os._exit(1)
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        loop.train(job, join(device, lambda: int(signalled.value)))
+        dist.destroy_process_group()
+    except Exception as error:
+        if only_lost_contact(error):
+            time.sleep(BLAME_SECONDS)  # the launcher should see first the rank that really failed
+        raise
+
+
+def _as_found_rank(config: TrainConfig, place: Place) -> int:
+    workers = int(os.environ["WORLD_SIZE"])
+    if config.workers not in (None, workers):
+        raise ValueError(
+            f"--workers {config.workers} contradicts the launcher, which started {workers}: leave --workers out."
+        )
+    device = choose_device(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    settled = check(config, workers)
+    received: list[int] = []
+    _handle_signals(lambda number, frame: received.append(number))
+    try:
+        ranks = join(device, lambda: received[0] if received else 0)
+        job = _agree_on_run(settled, place, ranks.channel)
+        if job is not None:
+            loop.train(job, ranks)
+        dist.destroy_process_group()
+    except (RuntimeError, OSError) as error:
+        if only_lost_contact(error):
+            time.sleep(BLAME_SECONDS)
+        print(f"dlion: rank {os.environ['RANK']} failed: {type(error).__name__}: {_one_line(error)}", file=sys.stderr)
+        return 1
+    return 128 + ranks.stop.signal if ranks.stop.signal else 0
+
+
+def _agree_on_run(settled: Settled, place: Place, channel: Channel) -> Job | None:
+    """Rank 0 makes or finds the run folder; everybody gets its answer, or its error."""
+    answer: dict[str, Any] = {}
+    if channel.rank == 0:
+        try:
+            job = open_run(settled, place)
+            answer = {"job": job.to_json() if job else None}
+        except (ValueError, OSError) as error:
+            answer = {"error": _one_line(error)}
+    answer = channel.gather_json(answer)[0]
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    return Job.from_json(answer["job"]) if answer["job"] else None
+
+
+def _handle_signals(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    return {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+def _remember(signalled: Any, launcher: int) -> Callable[[int, FrameType | None], None]:
+    """The launcher's handler: the first signal asks the ranks to stop, a later one ends them at once.
+
+    A forked rank has it too, until it sets its own. Some tools send one Ctrl-C twice within milliseconds.
+    """
+    first = [0.0]
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not signalled.value:
+            signalled.value = number
+            first[0] = time.monotonic()
+        elif os.getpid() == launcher and time.monotonic() - first[0] > REPEAT_SECONDS:
+            raise KeyboardInterrupt
+
+    return handle
+
+
+def _blame(error: ChildFailedError, job: Job, logs: Path) -> str:
+    """One sentence about the rank that failed; what it wrote to stderr goes to the run's failure.log."""
+    rank, failure = error.get_first_failure()
+    message: Any = failure.message
+    details = "".join(path.read_text(errors="replace") for path in logs.glob(f"*/attempt_*/{failure.local_rank}/stderr.log"))
+    if isinstance(message, dict):
+        cause = _one_line(message["message"])
+        details += message["extraInfo"]["py_callstack"]
+    elif failure.exitcode < 0:
+        cause = f"it was ended by {failure.signal_name()}"
+    else:
+        cause = f"it exited with status {failure.exitcode}"
+    log = job.folder.failure_log
+    log.write_text(f"rank {rank}: {cause}\n\n{details}", encoding="utf-8")
+    return f"rank {rank} failed: {cause.rstrip('.')} (more in {log})."
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())[:500]

@@ -1,0 +1,93 @@
+"""A worker among the others: joining the process group, and stopping at one step that all agree on."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from dlion.errors import ExchangeError
+from dlion.channel import Channel
+from dlion.train.config import TrainConfig
+
+
+class StopSign:
+    """Lets all ranks stop after the same step, although a signal reaches them at different times, or only one.
+
+    Args:
+        store: The key-value store of the process group.
+        received: Number of the signal that this process was sent, 0 if none.
+    """
+
+    def __init__(self, store: dist.Store, received: Callable[[], int]) -> None:
+        self._store = store
+        self._received = received
+        self._last: int | None = None
+        self.signal = 0
+
+    def reached(self, step: int) -> bool:
+        """Whether to stop now, after `step`. Every rank must ask after every step.
+
+        A rank that was signalled announces, after its step s, that s + 1 is the last. No other rank can
+        finish step s + 1 before this one has taken part in it, which is after the announcement, so each one
+        finds the announcement when it asks after s + 1, and none has gone further.
+        """
+        if self._last is None and self._store.check(["dlion/stop"]):
+            self._last, self.signal = map(int, self._store.get("dlion/stop").decode().split())
+        if self._last is None and self._received():
+            self._last, self.signal = step + 1, self._received()
+            self._store.set("dlion/stop", f"{self._last} {self.signal}")
+        return self._last is not None and step >= self._last
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What a worker knows about itself and the others."""
+
+    channel: Channel
+    device: torch.device
+    threads: int
+    stop: StopSign
+
+
+def join(device: Literal["cpu", "cuda"], received: Callable[[], int]) -> Ranks:
+    """Join the process group that the environment describes."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    threads = os.environ.get("OMP_NUM_THREADS") or ""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    local_workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    store, rank, size = next(rendezvous("env://"))
+    place = torch.device("cpu") if device == "cpu" else torch.device("cuda", local_rank)
+    if device == "cuda":
+        torch.cuda.set_device(place)
+    dist.init_process_group(
+        "gloo" if device == "cpu" else "nccl",
+        store=store,
+        rank=rank,
+        world_size=size,
+        device_id=None if device == "cpu" else place,
+    )
+    count = int(threads) if threads.isdecimal() and int(threads) else max(1, cores // local_workers)
+    return Ranks(Channel(), place, count, StopSign(store, received))
+
+
+def choose_device(config: TrainConfig, local_workers: int) -> Literal["cpu", "cuda"]:
+    if config.device == "cpu":
+        return "cpu"
+    gpus = torch.cuda.device_count()
+    if config.device == "auto":
+        return "cuda" if gpus >= local_workers else "cpu"
+    if gpus < local_workers:
+        raise ValueError(
+            f"--device cuda needs one GPU for each worker, and this machine has {gpus} for {local_workers} workers: "
+            f"use {f'--workers {gpus} or ' if gpus else ''}--device cpu."
+        )
+    return "cuda"
+
+
+def only_lost_contact(error: Exception) -> bool:
+    """Whether a rank failed because another one did. gloo has no exception class of its own."""
+    return isinstance(error, (ExchangeError, dist.DistError)) or (type(error) is RuntimeError and "gloo" in str(error))

@@ -1,0 +1,176 @@
+"""The folder of a run: its name, its configuration, its metrics and its results.
+
+    runs/NAME/
+      config.toml              the flags; `dlion train --config` of this file repeats the run
+      metrics.jsonl            one object per logged step
+      summary.json             the results, written when the run is finished
+      model.safetensors        the model with the best validation metric so far
+      model-last.safetensors   the model after the last step
+      report.html              curves and tables
+      checkpoints/             what `--resume` needs (see checkpoints.py)
+"""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from dlion.train.config import Settled, from_flags, read_toml, to_flags
+
+Record = dict[str, Any]
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a crash, never meets half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+class RunFolder:
+    """The files of one run. Only rank 0 writes here, except for each worker's own file in a checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.toml"
+        self.metrics_file = path / "metrics.jsonl"
+        self.summary_file = path / "summary.json"
+        self.best_model = path / "model.safetensors"
+        self.last_model = path / "model-last.safetensors"
+        self.report_file = path / "report.html"
+        self.failure_log = path / "failure.log"
+        self.checkpoints = path / "checkpoints"
+
+    @classmethod
+    def create(cls, out: Path, name: str | None, config: Settled) -> "RunFolder":
+        """Make the folder of a new run and write its configuration.
+
+        Args:
+            out: The folder of all runs; made when it is missing.
+            name: Name of the run. None takes the first free `TASK-METHOD-nN-sSEED[-k]`, k = 2, 3, ...
+                The folder is made exclusively, so two commands started at once never share one.
+
+        Raises:
+            ValueError: `name` is taken by another run, or is not the name of a folder.
+        """
+        if name is not None and (name != Path(name).name or name in {"", ".", ".."}):
+            raise ValueError(f"--name must be the name of a folder inside --out, and {name!r} was given.")
+        out.mkdir(parents=True, exist_ok=True)
+        folder = cls(_first_free(out, config) if name is None else _claim(out / name, config))
+        folder.write_config(config)
+        return folder
+
+    @classmethod
+    def existing(cls, path: Path) -> "RunFolder":
+        """The folder of a run that was started before.
+
+        Raises:
+            ValueError: there is no run in `path`.
+        """
+        folder = cls(path)
+        if not folder.config_file.is_file():
+            raise ValueError(f"{path} holds no run (it has no config.toml): give the folder that `dlion train` reported.")
+        return folder
+
+    def write_config(self, config: Settled) -> None:
+        """Replace `config.toml`."""
+        write_whole(self.config_file, tomli_w.dumps(to_flags(config)).encode())
+
+    def read_config(self) -> Settled:
+        """The configuration the run was started with.
+
+        Raises:
+            ValueError: `config.toml` was damaged or edited into something that is not a run.
+        """
+        try:
+            return from_flags(read_toml(self.config_file))
+        except TypeError as error:
+            raise ValueError(f"{self.config_file} does not describe a run: {error}.") from None
+
+    def append(self, record: Record) -> None:
+        """Add one line to `metrics.jsonl`; numbers that are not finite become null, as JSON has no word for them."""
+        line = json.dumps({key: finite(value) for key, value in record.items()}, allow_nan=False)
+        with self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def records(self) -> list[Record]:
+        """The lines of `metrics.jsonl`; a last line cut short by a crash is left out."""
+        if not self.metrics_file.exists():
+            return []
+        lines = self.metrics_file.read_text("utf-8").split("\n")
+        return [json.loads(line) for line in lines[:-1]]
+
+    def forget_from(self, step: int) -> None:
+        """Drop the records of `step` and later, which a resumed run writes again."""
+        kept = [record for record in self.records() if record["step"] < step]
+        write_whole(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept).encode())
+
+    def write_summary(self, summary: Record) -> None:
+        """Write `summary.json`; it exists only while the run is finished."""
+        whole = {key: finite(value) for key, value in summary.items()}
+        write_whole(self.summary_file, (json.dumps(whole, indent=2, allow_nan=False) + "\n").encode())
+
+    def read_summary(self) -> Record:
+        """The results of a finished run.
+
+        Raises:
+            ValueError: the run is not finished.
+        """
+        if not self.summary_file.is_file():
+            raise ValueError(f"{self.path} is not finished: continue it with `dlion train --resume {self.path}`.")
+        summary: Record = json.loads(self.summary_file.read_text("utf-8"))
+        return summary
+
+
+def finite(value: Any) -> Any:
+    """`value`, or None when it is a number that is not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def differences(here: Settled, there: Settled) -> list[str]:
+    """The flags in which two runs differ, as sentences' parts; where the data lies is not part of what a run is."""
+    mine, theirs = to_flags(here), to_flags(there)
+    flags = sorted((mine.keys() | theirs.keys()) - {"data"})
+    return [
+        f"--{flag} is {theirs.get(flag, 'not set')} there and {mine.get(flag, 'not set')} here"
+        for flag in flags
+        if mine.get(flag) != theirs.get(flag)
+    ]
+
+
+def _first_free(out: Path, config: Settled) -> Path:
+    stem = f"{config.task}-{config.method}-n{config.workers}-s{config.seed}"
+    number = 1
+    while True:
+        path = out / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            number += 1
+
+
+def _claim(path: Path, config: Settled) -> Path:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir() or any(path.iterdir()):
+            raise ValueError(_taken(path, config)) from None
+    return path
+
+
+def _taken(path: Path, config: Settled) -> str:
+    advice = f"take another --name, or continue it with `dlion train --resume {path}`."
+    try:
+        other = differences(config, RunFolder.existing(path).read_config())
+    except ValueError:
+        return f"{path} is taken by something that is not a run: take another --name."
+    if other:
+        return f"{path} holds a different run ({other[0]}): {advice}"
+    return f"{path} already holds this run: {advice}"
