@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlion.errors import ExchangeError, GroupNotReadyError
+from dlion.ops.bits import as_bytes
 
 BROADCAST_BYTES = 2**26  # of one broadcast call at start-up: bounds the extra memory
 
@@ -95,7 +96,7 @@ class Channel:
     def broadcast_(self, tensors: list[Tensor], source: int = 0) -> None:
         """Overwrite `tensors` with worker `source`'s, any dtype and memory layout. Sizes must be equal everywhere."""
         for run in _runs(tensors, BROADCAST_BYTES):
-            flat = torch.cat([t.detach().reshape(-1).view(torch.uint8).to(self.device) for t in run])
+            flat = torch.cat([as_bytes(t).to(self.device) for t in run])
             with self._naming("broadcasting tensors"):
                 dist.broadcast(flat, group=self.group, group_src=source)
             parts = torch.split(flat, [t.numel() * t.element_size() for t in run])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import quality
 from quality_cells import (
     Cell,
     QualityError,
@@ -239,6 +240,28 @@ def test_no_cell_means_no_table(tmp_path: Path) -> None:
     assert read_cells(tmp_path) == []
     with pytest.raises(QualityError, match="no cell has finished"):
         markdown(SETTINGS, read_cells(tmp_path))
+
+
+def test_a_real_cell_is_trained_and_its_run_folder_removed(tmp_path: Path) -> None:
+    settings = Settings("fashion-mnist", 2, 1, ("--batch-size", "8"))
+    assert run_cells(settings, [Cell("dlion-mavo", 1e-3, 1)], tmp_path, quality.train, say=lambda line: None)
+    (cell,) = read_cells(tmp_path)
+    assert 0 <= cell["val_accuracy"] <= 1 and cell["config"]["batch-size"] == 8 and len(cell["data_sha256"]) == 64
+    assert "torch" in cell["versions"] and "lr" not in cell["config"]
+    assert not any((tmp_path / "runs").iterdir())
+
+
+def test_a_run_that_fails_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(QualityError, match=r"dlion-mavo-lr-1-s1: dlion train ended with status 2, see .*--lr"):
+        run_cells(SETTINGS, [Cell("dlion-mavo", -1.0, 1)], tmp_path, quality.train, say=lambda line: None)
+    assert read_cells(tmp_path) == []
+
+
+def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    said: list[str] = []
+    cells = [Cell("dlion-mavo", 1e-3, 1)]
+    assert not run_cells(SETTINGS, cells, tmp_path, quality.train, limit_seconds=0.2, say=said.append)
+    assert said == ["Time is up in dlion-mavo-lr0.001-s1, 1 cells to go: the same command goes on."]
 
 
 def test_cells_are_one_json_object_a_line(tmp_path: Path) -> None:

@@ -16,10 +16,18 @@ def pack(bits: Tensor) -> Tensor:
     return x.view(torch.int64)
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor in logical order, u8[nbytes]; a view where its memory allows."""
+    flat = tensor.detach().reshape(-1)
+    if flat.numel() == 1:
+        flat = flat.as_strided((1,), (1,))  # a single element may have any stride, and a view as bytes needs 1
+    return flat.view(torch.uint8)
+
+
 def unpack(words: Tensor) -> Tensor:
     """i64[words] -> u8[64*words] of 0 and 1."""
     shifts = torch.arange(8, dtype=torch.uint8, device=words.device)
-    return ((words.contiguous().view(torch.uint8)[:, None] >> shifts) & 1).view(-1)
+    return ((as_bytes(words)[:, None] >> shifts) & 1).view(-1)
 
 
 def levels(planes: Tensor) -> Tensor:
@@ -85,7 +93,7 @@ def checksum(tensors: list[Tensor]) -> int:
     """An 8-byte hash, 0 <= hash < 2**64, of the bytes of `tensors` in logical order; 0 where all bytes are 0."""
     total = 0
     for number, tensor in enumerate(tensors):
-        flat = tensor.detach().reshape(-1).view(torch.uint8)
+        flat = as_bytes(tensor)
         words = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(torch.int64)
         position = torch.arange(words.numel(), device=words.device)
         mixed = _finalise(words) * (mix64(number, position, 0) | 1)

@@ -21,7 +21,7 @@ def draws(*key: int, count: int) -> npt.NDArray[np.uint64]:
     """u64[count] that depend on the key alone; negative parts are taken modulo 2^64."""
     state = np.zeros(1, np.uint64)
     for part in key:
-        state = _finalise((state + np.uint64(_G)) ^ np.uint64(part & _MASK))
+        state = _finalise((state ^ np.uint64(part & _MASK)) + np.uint64(_G))
     return _finalise(state + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_G))
 
 

@@ -23,7 +23,7 @@ TASKS: tuple[str, ...] = ("fashion-mnist", "cifar10", "text")
 CONTEXT = 128
 EVALUATED_WINDOWS = 256
 _EVALUATION_BATCH = 250
-_EVALUATION_TOKENS = 4096
+_EVALUATION_LOGITS = 2**20  # 4 MB of logits at a time: 32 windows of bytes, one of GPT-2 tokens
 
 
 class Task(Protocol):
@@ -141,8 +141,9 @@ class ImageTask:
         result = torch.zeros(3, dtype=torch.float64)
         was_training = model.training
         model.eval()
-        shares = torch.arange(rank, len(self.images.valid_labels), workers)
-        for share in torch.split(shares, _EVALUATION_BATCH):
+        index = torch.arange(len(self.images.valid_labels))[rank::workers]
+        for begin in range(0, len(index), _EVALUATION_BATCH):
+            share = index[begin : begin + _EVALUATION_BATCH]
             logits = model(self._normalise(self.images.valid_images[share]).to(device)).float().cpu()
             result += _judge(logits, self.images.valid_labels[share])
         model.train(was_training)
@@ -216,7 +217,7 @@ class TextTask:
         offsets = np.arange(rank, self.evaluated, workers) * spread // max(self.evaluated - 1, 1)
         was_training = model.training
         model.eval()
-        at_once = max(_EVALUATION_TOKENS // self.context, 1)
+        at_once = max(_EVALUATION_LOGITS // (self.context * self.vocabulary), 1)
         for begin in range(0, len(offsets), at_once):
             inputs, targets = self._windows(self.text.valid, offsets[begin : begin + at_once])
             logits = model(inputs.to(device)).float().cpu()

@@ -45,22 +45,21 @@ def load_fashion(data: str | None = None) -> ImageSet:
     Raises: ValueError: `data` holds no such files, or the files found are damaged.
     """
     if data is not None:
-        places = _places(Path(data).expanduser())
+        root = Path(data).expanduser()
+        places = [root, root / "fashion-mnist", root / "FashionMNIST" / "raw", root / "raw"]
         folder = _first_with_files(places)
         if folder is None:
             raise ValueError(
                 f"no Fashion-MNIST in --data {data}: looked for {FILES[0]}[.gz] and its three companions in "
-                f"{', '.join(map(str, places))}; get it by {HOW}, or leave --data out "
-                "to use the subset in the package"
+                f"{', '.join(map(str, places))}; get it by {HOW}, or leave out --data"
             )
         return _read_folder(folder)
-    root = os.environ.get("DLION_DATA")
-    folder = _first_with_files([*(_places(Path(root).expanduser()) if root else []), DEBIAN])
+    named = os.environ.get("DLION_DATA")
+    places = (
+        [Path(named).expanduser() / name for name in ("fashion-mnist", "FashionMNIST/raw")] if named else []
+    )
+    folder = _first_with_files([*places, DEBIAN])
     return _read_subset() if folder is None else _read_folder(folder)
-
-
-def _places(root: Path) -> list[Path]:
-    return [root / "fashion-mnist", root, root / "FashionMNIST" / "raw", root / "raw"]
 
 
 def _first_with_files(places: list[Path]) -> Path | None:
@@ -124,7 +123,8 @@ def parse_idx(content: bytes, path: Path) -> npt.NDArray[np.uint8]:
 
 def _read_subset() -> ImageSet:
     try:
-        with np.load(SUBSET, allow_pickle=False) as arrays:
+        # Opened here: np.load leaves the file open when it turns out to be no zip archive.
+        with SUBSET.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             train = Split(arrays["train_images"][:, None], arrays["train_labels"], SUBSET)
             valid = Split(arrays["valid_images"][:, None], arrays["valid_labels"], SUBSET)
     except (OSError, EOFError, KeyError, IndexError, ValueError, zipfile.BadZipFile, zlib.error) as error:

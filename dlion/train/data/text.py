@@ -30,7 +30,7 @@ def load_text(data: str | None = None) -> TextSet:
     all its text files. In both, the tenth of the files whose content has the lowest SHA-256 is for
     validation, and files stay whole. One file: its last tenth is for validation. A `.bin` file or a folder
     with `train.bin`: nanoGPT's uint16 GPT-2 tokens; `val.bin` beside `train.bin` is for validation, else the
-    last tenth.
+    last tenth. Text is held in memory, token files are mapped.
 
     Raises: ValueError: nothing there, or nothing readable.
     """
@@ -52,7 +52,8 @@ def load_text(data: str | None = None) -> TextSet:
 
 def _library() -> TextSet:
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = {name: content for name, content in _read_all(root, _NOT_LIBRARY) if name.endswith(".py")}
+    paths = [path for path in _files(root, _NOT_LIBRARY) if path.suffix == ".py"]
+    files = {path.relative_to(root).as_posix(): _read(path) for path in paths}
     if len(files) < 2:
         raise ValueError(f"this Python has no standard library sources in {root}; give a text with --data")
     version = platform.python_version()
@@ -62,7 +63,7 @@ def _library() -> TextSet:
 
 
 def _folder(root: Path) -> TextSet:
-    found = dict(_read_all(root, {"__pycache__"}))
+    found = {path.relative_to(root).as_posix(): _read(path) for path in _files(root, {"__pycache__"})}
     files = {name: content for name, content in found.items() if content and b"\0" not in content[:8192]}
     if not files:
         raise ValueError(f"--data {root} holds no text files; give a folder with at least one, or a file")
@@ -73,17 +74,15 @@ def _folder(root: Path) -> TextSet:
     return _split_by_file(files, root.name, f"text files of {root}{skipped}")
 
 
-def _read_all(root: Path, without: set[str]) -> Iterator[tuple[str, bytes]]:
-    """Names relative to `root` and contents of the files below it, sorted; hidden folders and those in
-    `without` are not entered.
-    """
+def _files(root: Path, without: set[str]) -> Iterator[Path]:
+    """The files below `root`, sorted; hidden ones and the folders called as in `without` are left out."""
     for folder, folders, names in os.walk(root):
         # In place and while walking: a sorted() around os.walk would descend everywhere first.
         folders[:] = sorted(name for name in folders if name not in without and not name.startswith("."))
         for name in sorted(names):
             path = Path(folder, name)
             if path.is_file() and not name.startswith("."):
-                yield path.relative_to(root).as_posix(), _read(path)
+                yield path
 
 
 def _read(path: Path) -> bytes:

@@ -1,0 +1,121 @@
+"""Guards the README: its Python runs as written, and its commands, flags and make targets exist."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import quality
+
+from dlion.cli import app
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+RUN = "runs/fashion-mnist-dlion-mavo-n4-s0"
+
+
+def python_blocks(text: str) -> tuple[list[str], list[str]]:
+    """The python blocks: those marked for torchrun, and the others."""
+    found = re.findall(r"(<!-- torchrun -->\n)?```python\n(.*?)```", text, re.DOTALL)
+    return [code for mark, code in found if mark], [code for mark, code in found if not mark]
+
+
+def dlion_commands(text: str) -> list[str]:
+    """The arguments of every `dlion ...`: lines of their own, inside backticks, and after `-m`."""
+    lines = re.findall(r"^ {4}(?:torchrun .* -m )?dlion (.+)$", text, re.MULTILINE)
+    return lines + re.findall(r"`dlion ((?:train|eval)[^`]*)`", text)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a short run under the name that the README uses."""
+    folder = tmp_path_factory.mktemp("readme")
+    flags = ["--workers", "1", "--steps", "1", "--batch-size", "8", "--name", Path(RUN).name]
+    run([sys.executable, "-m", "dlion", "train", *flags], folder)
+    return folder
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def parse(arguments: str) -> None:
+    app.parse_args(shlex.split(arguments, comments=True), exit_on_error=False, print_error=False)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """The README's example of the optimizer, as a file."""
+    (code,) = python_blocks(README)[0]
+    assert len(code.strip().splitlines()) <= 14
+    path = tmp_path / "script.py"
+    path.write_text(code)
+    return path
+
+
+def test_the_optimizer_example_runs_alone(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What torchrun would set for a single worker; port 0 is any free one.
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert "0.00 bits" in run([sys.executable, "-W", "error", script.name], script.parent)
+
+
+def test_the_optimizer_example_runs_under_torchrun(script: Path) -> None:
+    launcher = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    printed = run([*launcher, script.name], script.parent)
+    assert len(re.findall(r"1\.0\d bits .* ratio 3[12]\n", printed)) == 2, printed
+
+
+def test_the_other_python_runs_as_written(trained: Path) -> None:
+    blocks = python_blocks(README)[1]
+    assert blocks
+    for code in blocks:
+        run([sys.executable, "-W", "error", "-c", code], trained)
+
+
+def test_every_command_parses(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = dlion_commands(README) + dlion_commands(GUIDE)
+    assert any(RUN in command for command in commands) and len(commands) > 6
+    monkeypatch.chdir(trained)
+    for command in commands:
+        parse(command)
+
+
+def test_a_flag_that_does_not_exist_is_found() -> None:
+    (command,) = dlion_commands("    dlion train --no-such-flag 3\n")
+    with pytest.raises(Exception, match="no-such-flag"):
+        parse(command)
+
+
+def test_every_run_of_the_quality_script_parses() -> None:
+    settings = quality.Settings("text", 300, 4, ("--clip-norm", "1"))
+    command = quality.train_command(settings, quality.Cell("g-lion", 3e-4, 2), Path("out"))
+    assert command[1:3] == ["-m", "dlion"]
+    parse(shlex.join(command[3:]))
+    for arguments in re.findall(r"python bench/quality\.py ([^`\n]+)", README):
+        quality.parse(shlex.split(arguments))
+
+
+def test_every_make_target_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    commands = r"^(?: {4})make ([a-z]+)|`make ([a-z]+)|^make ([a-z]+)"
+    files = (README, GUIDE, (ROOT / ".ci/run").read_text())
+    named = {"".join(match) for text in files for match in re.findall(commands, text, re.MULTILINE)}
+    assert named == {"train", "test", "check", "clean"}
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    for variable in re.findall(r"\b([A-Z]+)=", README):
+        assert re.search(rf"^{variable} \?=", makefile, re.MULTILINE) or variable == "N"
+
+
+def test_the_versions_agree() -> None:
+    """The pinned torch of the Makefile is one that the package accepts, and what is pinned is pinned exactly."""
+    assert re.search(r"^TORCH \?= torch==2\.13\.0$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    pins = [line for line in (ROOT / "requirements/dev.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][^ ]*", pin) for pin in pins)
+    assert not any(pin.lower().startswith(("torch==", "dlion==", "nvidia", "triton")) for pin in pins)
