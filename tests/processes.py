@@ -18,7 +18,7 @@ def launch(folder: Path, size: int, work: Callable[..., Any], seconds: float = 6
     A process that raises shows its traceback and has status 1; one that is still there after `seconds` is killed.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "dlion.optim"])
+    context.set_forkserver_preload(["dlion.optim", "dlion.integrations.ddp", "torch.distributed.checkpoint.state_dict"])
     processes = [context.Process(target=_run, args=(work, rank, size, folder), daemon=True) for rank in range(size)]
     for process in processes:
         process.start()
