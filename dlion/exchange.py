@@ -59,7 +59,7 @@ class Exchange:
         self.group = group
         self.options = options
         self.wire = wire
-        self.keys = tuple(keys)
+        self.keys = tuple(sorted(set(keys)))
         self.stats = stats
         self.voting = voting_groups(group, options.timeout) if group is not None and group.size() > 1 else None
         self.workers = self.voting.ballots.size if self.voting else 1

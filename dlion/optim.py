@@ -160,7 +160,8 @@ class Distributed(torch.optim.Optimizer):
         workers = group.size() if group is not None else 1
         choices = Choices(choose(self.kernels)[1], workers, self.options.ties, self.options.zeros)
         wire = METHODS[self.method].wire(choices)
-        keys = {*self._rule.defaults(), "lr", "betas", "weight_decay", "maximize"}
+        # not self.defaults: torch adds a key to it when a state dict is loaded, which may happen on some workers only
+        keys = (*self._rule.defaults(), "weight_decay", "maximize")
         return Exchange(group, self.options, wire, self.param_groups, keys, self.state, self.stats)
 
     def _group(self) -> dist.ProcessGroup | None:

@@ -217,3 +217,22 @@ def test_replaced_parameters_of_equal_layout_need_no_agreement() -> None:
 
     ranks = succeed(world(3, work))
     assert all(torch.equal(a, b) for rank in ranks for a, b in zip(rank, ranks[0], strict=True))
+
+
+@pytest.mark.parametrize("method", ["dlion-mavo", "g-adamw"])
+def test_loading_a_state_on_one_worker_alone_is_no_difference(method: str) -> None:
+    """torch adds a default when it loads a state dict; that is no hyper-parameter on which workers must agree."""
+
+    def work(rank: int, group: object) -> int:
+        model = copy.deepcopy(MODEL)
+        opt = Distributed(model.parameters(), method, lr=1e-3, process_group=group)
+        if rank == 1:
+            opt.load_state_dict(opt.state_dict())
+        for number in range(2):
+            step(model, opt, 10 * number + rank)
+        if rank == 0:
+            opt.load_state_dict(opt.state_dict())
+        step(model, opt, rank)
+        return opt.param_groups[0]["t"]
+
+    assert succeed(world(2, work)) == [3, 3]
