@@ -21,10 +21,11 @@ train: setup
 test: setup
 	@.venv/bin/python -m pytest $(ARGS)
 
+# All three have their say, even when the first finds fault.
 check: setup
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
-	.venv/bin/mypy
+	@status=0; for tool in "ruff check ." "ruff format --check ." "mypy"; do \
+		echo "$$tool"; .venv/bin/$$tool || status=1; \
+	done; exit $$status
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

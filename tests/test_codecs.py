@@ -10,13 +10,14 @@ from random import Random
 import pytest
 import torch
 import voting_oracle as oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
 from dlion.codecs import Cast, CountPlanes, Levels, Moment, SignBits, SumPlanes, TernaryBits
 from dlion.layout import WORD, Layout
 from dlion.ops import choose
 from dlion.ops.bits import mix64
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 
 KERNELS = choose("reference")[1]
 SIZES = (0, 1, 63, 64, 65, 2**20 + 3)

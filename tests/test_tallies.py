@@ -10,12 +10,13 @@ from random import Random
 import pytest
 import torch
 import voting_oracle as oracle
-from dlion.header import BallotHeader, Status
-from dlion.ops import choose
-from dlion.tallies import Count, Majority, Tally, TernaryMajority, TernaryVotes, Total, Votes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+from dlion.header import BallotHeader, Status
+from dlion.ops import choose
+from dlion.tallies import Count, Majority, Tally, TernaryMajority, TernaryVotes, Total, Votes
 
 KERNELS = choose("reference")[1]
 VOTERS = range(1, 10)

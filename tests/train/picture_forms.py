@@ -23,9 +23,7 @@ def pictures_of_the_subset():
         order = np.argsort(subset[f"{part}_labels"], kind="stable")
         order = order.reshape(10, -1)[:, :each].ravel()
         images = np.pad(subset[f"{part}_images"][order], ((0, 0), (2, 2), (2, 2)))
-        shades = np.stack(
-            [images, images // 2, 255 - images], axis=1
-        )  # three channels that can be told apart
+        shades = np.stack([images, images // 2, 255 - images], axis=1)  # three channels that can be told apart
         return shades, subset[f"{part}_labels"][order].astype(np.int64)
 
     return *pick("train", 4), *pick("valid", 2)

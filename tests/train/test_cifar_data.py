@@ -45,9 +45,7 @@ def one_sentence(error):
 
 def same(found, pictures):
     names = ("train_images", "train_labels", "valid_images", "valid_labels")
-    return all(
-        np.array_equal(getattr(found, name).numpy(), want) for name, want in zip(names, pictures, strict=True)
-    )
+    return all(np.array_equal(getattr(found, name).numpy(), want) for name, want in zip(names, pictures, strict=True))
 
 
 @pytest.mark.parametrize("inside", ["", "cifar-10-batches-py"])
@@ -147,9 +145,7 @@ def test_a_malicious_pickle_is_refused_and_runs_nothing(tmp_path, pictures, hidd
     assert not (tmp_path / "owned").exists()
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"junk", pickle.dumps([1, 2]), pickle.dumps({b"data": 3, b"labels": []})]
-)
+@pytest.mark.parametrize("content", [b"", b"junk", pickle.dumps([1, 2]), pickle.dumps({b"data": 3, b"labels": []})])
 def test_damaged_python_batches_are_refused(tmp_path, pictures, content):
     write_python_batches(tmp_path / "data", pictures)
     (tmp_path / "data" / "data_batch_1").write_bytes(content)

@@ -59,9 +59,7 @@ def test_count_of_parameters_output_and_gradients(tasks, name, task, count):
 
 def test_the_count_in_the_docstring_is_true():
     (count,) = re.findall(r"([\d,]+) parameters", Conv.__doc__)
-    assert (
-        sum(p.numel() for p in Conv((1, 28, 28), 10).parameters()) == int(count.replace(",", "")) >= 100_000
-    )
+    assert sum(p.numel() for p in Conv((1, 28, 28), 10).parameters()) == int(count.replace(",", "")) >= 100_000
 
 
 def test_every_model_is_built_somewhere_above():
@@ -97,9 +95,7 @@ def test_names_that_are_unknown_or_do_not_fit(tasks):
         build_model("vitt", tasks["cifar10"])
     with pytest.raises(ValueError, match="models: conv, vit, vit-cifar, gpt"):
         build_model("", tasks["cifar10"])
-    with pytest.raises(
-        ValueError, match="gpt does not fit task cifar10; models that do: conv, vit, vit-cifar"
-    ):
+    with pytest.raises(ValueError, match="gpt does not fit task cifar10; models that do: conv, vit, vit-cifar"):
         build_model("gpt", tasks["cifar10"])
     with pytest.raises(ValueError, match="conv does not fit task text; models that do: gpt"):
         build_model("conv", tasks["text"])

@@ -178,10 +178,7 @@ def test_the_workers_shares_add_up_to_the_whole_validation_set(tasks, name, work
     text = name == "text"
     model = Frequencies(256 if text else 10, text)
     model.train(workers == 1)
-    parts = [
-        task.evaluate(model, rank=rank, workers=workers, device=torch.device("cpu"))
-        for rank in range(workers)
-    ]
+    parts = [task.evaluate(model, rank=rank, workers=workers, device=torch.device("cpu")) for rank in range(workers)]
     assert not any(model.modes) and model.training == (workers == 1)
     loss, correct, count = torch.stack(parts).sum(0).tolist()
     if text:

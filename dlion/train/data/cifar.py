@@ -36,11 +36,7 @@ def load_cifar10(data: str | None = None) -> ImageSet:
     if data is not None:
         places = _places(Path(data).expanduser())
     else:
-        places = (
-            [*_places(Path(root, "cifar10").expanduser()), *_places(Path(root).expanduser())[1:]]
-            if root
-            else []
-        )
+        places = [*_places(Path(root, "cifar10").expanduser()), *_places(Path(root).expanduser())[1:]] if root else []
     for place in places:
         read = _reader(place)
         if read is not None:
@@ -77,9 +73,7 @@ def _read_binary_batches(folder: Path) -> ImageSet:
 
 def _batches(folder: Path, kind: str, names: list[str], test: str, read: Callable[[Path], Split]) -> ImageSet:
     parts = [read(folder / name) for name in names]
-    train = Split(
-        np.concatenate([p.images for p in parts]), np.concatenate([p.labels for p in parts]), folder
-    )
+    train = Split(np.concatenate([p.images for p in parts]), np.concatenate([p.labels for p in parts]), folder)
     valid = read(folder / test)
     counts = f"{len(train.images):,} training and {len(valid.images):,} test images"
     whole = (len(train.images), len(valid.images)) == (50_000, 10_000)
@@ -98,18 +92,14 @@ def _python_batch(path: Path) -> Split:
     except ValueError as error:
         raise ValueError(f"{path} is damaged or no CIFAR-10 batch ({error}); {_HOW}") from None
     if pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
-        raise ValueError(
-            f"{path} holds an array of shape {pixels.shape}; images of CIFAR-10 have {_PIXELS} bytes each"
-        )
+        raise ValueError(f"{path} holds an array of shape {pixels.shape}; images of CIFAR-10 have {_PIXELS} bytes each")
     return Split(pixels.reshape(-1, 3, 32, 32), _checked(np.array(labels, np.int64), path), path)
 
 
 def _binary_batch(path: Path) -> Split:
     content = _read(path)
     if not content or len(content) % (1 + _PIXELS):
-        raise ValueError(
-            f"{path} holds {len(content):,} bytes, not a multiple of {1 + _PIXELS}: damaged; {_HOW}"
-        )
+        raise ValueError(f"{path} holds {len(content):,} bytes, not a multiple of {1 + _PIXELS}: damaged; {_HOW}")
     records = np.frombuffer(bytearray(content), np.uint8).reshape(-1, 1 + _PIXELS)
     images = np.ascontiguousarray(records[:, 1:]).reshape(-1, 3, 32, 32)
     return Split(images, _checked(records[:, 0].astype(np.int64), path), path)
@@ -117,9 +107,7 @@ def _binary_batch(path: Path) -> Split:
 
 def _checked(labels: npt.NDArray[np.int64], path: Path) -> npt.NDArray[np.int64]:
     if labels.size and not 0 <= labels.min() <= labels.max() <= 9:
-        raise ValueError(
-            f"{path} has labels of {labels.min()} to {labels.max()}; CIFAR-10 has 0 to 9: damaged; {_HOW}"
-        )
+        raise ValueError(f"{path} has labels of {labels.min()} to {labels.max()}; CIFAR-10 has 0 to 9: damaged; {_HOW}")
     return labels
 
 

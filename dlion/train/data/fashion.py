@@ -55,9 +55,7 @@ def load_fashion(data: str | None = None) -> ImageSet:
             )
         return _read_folder(folder)
     named = os.environ.get("DLION_DATA")
-    places = (
-        [Path(named).expanduser() / name for name in ("fashion-mnist", "FashionMNIST/raw")] if named else []
-    )
+    places = [Path(named).expanduser() / name for name in ("fashion-mnist", "FashionMNIST/raw")] if named else []
     folder = _first_with_files([*places, DEBIAN])
     return _read_subset() if folder is None else _read_folder(folder)
 

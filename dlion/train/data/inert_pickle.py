@@ -78,9 +78,7 @@ def load(content: bytes) -> Any:
     """
     try:
         return _Unpickler(io.BytesIO(content), encoding="bytes").load()
-    except (
-        Exception
-    ) as error:  # Damaged pickles raise nearly anything: KeyError, IndexError, MemoryError, ...
+    except Exception as error:  # Damaged pickles raise nearly anything: KeyError, IndexError, MemoryError, ...
         raise ValueError(str(error) or type(error).__name__) from None
 
 

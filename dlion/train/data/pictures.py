@@ -80,23 +80,17 @@ def _decode(members: Iterable[tuple[str, bytes]], source: Path) -> Arrays:
             half[parts[1], name] = _pixels(content, f"{source}: {name}")
             suffixes.add(PurePosixPath(name).suffix.lower().replace("jpeg", "jpg")[1:])
     if not found["train"] or not found["valid"]:
-        raise ValueError(
-            f"{source} does not hold {_LAYOUT}; unpack official CIFAR-10 archives first, with tar xf"
-        )
+        raise ValueError(f"{source} does not hold {_LAYOUT}; unpack official CIFAR-10 archives first, with tar xf")
     classes = sorted({kind for kind, _ in found["train"]})
     strange = sorted({kind for kind, _ in found["valid"]} - set(classes))
     if strange:
-        raise ValueError(
-            f"{source} has validation images of class {strange[0]!r} but no training images of it"
-        )
+        raise ValueError(f"{source} has validation images of class {strange[0]!r} but no training images of it")
     arrays: Arrays = {"classes": np.array(classes), "formats": np.array(sorted(suffixes))}
     for half_name, images in found.items():
         order = sorted(images)
         sizes = {image.shape for image in images.values()}
         if len(sizes) > 1:
-            raise ValueError(
-                f"the images of {source} have {len(sizes)} different sizes; bring all to one size first"
-            )
+            raise ValueError(f"the images of {source} have {len(sizes)} different sizes; bring all to one size first")
         arrays[f"{half_name}_images"] = np.stack([images[key] for key in order]).transpose(0, 3, 1, 2).copy()
         arrays[f"{half_name}_labels"] = np.array([classes.index(kind) for kind, _ in order], np.int64)
     return arrays
