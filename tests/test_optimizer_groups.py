@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from datetime import timedelta
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch.distributed.checkpoint import state_dict as dcp
 from world import succeed, world
 
 from dlion import Distributed, DistributedLion
-from dlion.errors import AgreementError, GroupNotReadyError
+from dlion.channel import wait_for_all
+from dlion.errors import AgreementError, ExchangeError, GroupNotReadyError
 
 MODEL = nn.Sequential(nn.Linear(5, 70), nn.Linear(70, 3))
 
@@ -176,3 +178,14 @@ def test_a_group_added_by_all_goes_on_and_by_one_is_named() -> None:
     assert torch.equal(a, b) and a[-7:].abs().tolist() == [0.5] * 7
     for error in world(2, lambda rank, group: work(rank, group, 1)):
         assert isinstance(error, AgreementError) and "rank 1" in str(error) and "group 1" in str(error)
+
+
+def test_a_store_whose_keeper_ended_is_an_exchange_error() -> None:
+    """Rank 0 keeps the store of most process groups; where it ends before the first step, the others say so."""
+    keeper = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", keeper.port, 2, False, wait_for_workers=False)
+    group = dist.ProcessGroup(store, 1, 2)
+    group._set_group_name("orphan")
+    del keeper
+    with pytest.raises(ExchangeError, match=r"rank 1 lost the process group's store.*rank 0"):
+        wait_for_all(group, "begin", timedelta(seconds=5))
