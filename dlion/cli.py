@@ -16,7 +16,7 @@ except ModuleNotFoundError:
     print(NEEDS_EXTRA, file=sys.stderr)
     raise SystemExit(2) from None
 
-from dlion.train.config import TrainConfig, read_toml, unknown_name
+from dlion.train.config import TrainConfig, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -34,7 +34,9 @@ def from_files(app: App, commands: tuple[str, ...], arguments: Any) -> None:
         return
     path = paths[0] / "config.toml" if "--resume" in given else paths[0]
     if "--resume" in given and not path.is_file():
-        raise ValueError(f"{paths[0]} holds no run (it has no config.toml): give the folder that `dlion train` reported.")
+        raise ValueError(
+            f"{paths[0]} holds no run (it has no config.toml): give the folder that `dlion train` reported."
+        )
     values = read_toml(path)
     flags = {argument.name.removeprefix("--") for argument in arguments} - {"config", "resume"}
     for key in values:
@@ -80,7 +82,8 @@ def train(
     resume
         Folder of a run to continue from its last checkpoint. --steps lengthens it.
     """
-    from dlion.train.launch import Place, run
+    from dlion.train.jobs import Place
+    from dlion.train.launch import run
 
     if resume is not None and name is not None:
         raise ValueError("--resume and --name contradict each other: a resumed run keeps its folder.")

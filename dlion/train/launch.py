@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -173,7 +172,9 @@ def _blame(error: ChildFailedError, job: Job, logs: Path) -> str:
     """One sentence about the rank that failed; what it wrote to stderr goes to the run's failure.log."""
     rank, failure = error.get_first_failure()
     message: Any = failure.message
-    details = "".join(path.read_text(errors="replace") for path in logs.glob(f"*/attempt_*/{failure.local_rank}/stderr.log"))
+    details = "".join(
+        path.read_text(errors="replace") for path in logs.glob(f"*/attempt_*/{failure.local_rank}/stderr.log")
+    )
     if isinstance(message, dict):
         cause = _one_line(message["message"])
         details += message["extraInfo"]["py_callstack"]

@@ -34,9 +34,7 @@ def train(job: Job, ranks: Ranks) -> None:
     task = data_of(config.task, config.data)
     torch.manual_seed(config.seed)
     model = dlion.local_gradients(build_model(config.model, task).to(ranks.device))
-    optimizer = dlion.Distributed(
-        model.named_parameters(), config.method, config.lr, config.betas, config.weight_decay
-    )
+    optimizer = dlion.Distributed(model.named_parameters(), config.method, config.lr, config.betas, config.weight_decay)
     progress = Progress()
     if job.checkpoint is not None:
         progress = job.checkpoint.progress
@@ -100,7 +98,7 @@ def _gradients(config: Settled, ranks: Ranks, task: Task, model: nn.Module, step
         )
         with _precision(config, ranks.device):
             loss = task.loss(model, inputs.to(ranks.device), targets.to(ranks.device)) / config.accumulate
-        loss.backward()
+        torch.autograd.backward(loss)
         total += loss.detach()
     if config.clip_norm is not None:
         nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)

@@ -149,7 +149,8 @@ def _closing(folder: RunFolder, summary: Record) -> list[str]:
     return [
         f"done: {quality} after {summary['steps']} steps, {summary['seconds']:.1f} s of training",
         f"each worker sent {summary['bits_per_param_sent']:.2f} bits per parameter and step, "
-        f"{summary['bytes_sent'] / 1e6:,.2f} MB in all, {summary['ratio']:.1f} times less than fp32 ({summary['kernels']} kernels)",
+        f"{summary['bytes_sent'] / 1e6:,.2f} MB in all, {summary['ratio']:.1f} times less than fp32",
+        f"kernels: {summary['kernels']}",
         f"report: {folder.report_file}",
         f"run folder: {folder.path}",
     ]
