@@ -1,5 +1,6 @@
 """The command `dlion`. Importing this file, `--help` and `--version` do not import torch."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,6 +58,7 @@ app = App(
     print_error=False,
     help_on_error=False,
     result_action="return_value",
+    suppress_keyboard_interrupt=False,
 )
 
 
@@ -108,7 +110,8 @@ def evaluate(run: Path, *, data: str | None = None) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0, 1 (training failed), 2 (a mistake of the user), 130 or 143.
+    """Run the command and return its exit status: 0, 1 (training failed), 2 (a mistake of the user), or
+    128 + the number of the signal that ended it.
 
     A mistake of the user is answered by one sentence on standard error.
     """
@@ -132,5 +135,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(error: object) -> int:
-    print(f"dlion: {' '.join(str(error).split())}", file=sys.stderr)
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # under a launcher, one voice on each machine is enough
+        print(f"dlion: {' '.join(str(error).split())}", file=sys.stderr)
     return USER_ERROR

@@ -141,7 +141,8 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
 def rewind(folder: RunFolder, checkpoint: Checkpoint) -> None:
     """Undo what the run wrote after this checkpoint, so that going on writes it again."""
     folder.forget_from(checkpoint.progress.step)
-    folder.summary_file.unlink(missing_ok=True)
+    for outdated in (folder.summary_file, folder.report_file, folder.last_model, folder.failure_log):
+        outdated.unlink(missing_ok=True)
     _share(checkpoint.path / "best.safetensors", folder.best_model)
 
 

@@ -61,12 +61,13 @@ def check(config: TrainConfig, workers: int) -> Settled:
     """Check every name and the data, and fill in what the user left open.
 
     Raises:
-        ValueError: unknown method, task or model; missing data.
+        ValueError: unknown method, task or model; missing data; too many workers for the data.
     """
     if config.method not in METHODS:
         raise unknown_name("method", config.method, list(METHODS))
     task = data_of(config.task, config.data)
     build_model(config.model, task)
+    task.batch(seed=config.seed, rank=workers - 1, workers=workers, step=0, size=1, iid=config.iid)
     return settle(
         config,
         model=config.model or task.default_model,
