@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlion.errors import ExchangeError, GroupNotReadyError
+from dlion.layout import overwrite
 from dlion.ops.bits import as_bytes
 
 BROADCAST_BYTES = 2**26  # of one broadcast call at start-up: bounds the extra memory
@@ -102,7 +103,7 @@ class Channel:
             parts = torch.split(flat, [t.numel() * t.element_size() for t in run])
             for tensor, part in zip(run, parts, strict=True):
                 # a clone, because a view as a wider dtype needs an aligned start
-                tensor.detach().copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+                overwrite(tensor, part.clone().view(tensor.dtype).view(tensor.shape))
 
     def gather_json(self, value: Any) -> list[Any]:
         """Every worker's `value`, in rank order, on every worker; JSON, never pickle. Two calls."""

@@ -19,6 +19,12 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def overwrite(tensor: Tensor, values: Tensor) -> None:
+    """Make `values`, of the same shape, those of `tensor`; of an expanded tensor only what is stored is written."""
+    stored = tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())
+    tensor.detach()[stored].copy_(values[stored])
+
+
 @dataclass(frozen=True)
 class Slot:
     """One trainable tensor in the layout: `numel` elements in logical row-major order from element `first`."""
@@ -119,7 +125,7 @@ def layout_key(param_groups: list[dict[str, Any]], state: Any) -> tuple[Any, ...
                     f"a gradient of shape {list(param.shape)} is sparse and votes need dense ones: make the layer "
                     "with sparse=False"
                 )
-            key.append((id(param), param.requires_grad, param.dtype, param.numel()))
+            key.append((id(param), param.requires_grad, param.dtype, param.shape))
         key.append(len(group["params"]))
     return tuple(key)
 

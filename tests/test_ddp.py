@@ -41,6 +41,8 @@ class Odd(nn.Module):
         self.register_buffer("counts", torch.tensor([rank, 2**40 + rank]))
         self.register_buffer("byte", torch.tensor(rank, dtype=torch.uint8))
         self.register_buffer("nothing", torch.zeros(0))
+        self.register_buffer("expanded", torch.full((2, 1), float(rank)).expand(2, 5))
+        self.register_buffer("expanded_counts", torch.full((1, 3), rank).expand(4, 3))
         self.register_buffer("hidden", torch.full((2,), float(rank)), persistent=False)
         self.image = nn.Parameter(
             torch.randn(2, 3, 4, 4, generator=generator).to(memory_format=torch.channels_last), requires_grad=True

@@ -180,6 +180,21 @@ def test_a_group_added_by_all_goes_on_and_by_one_is_named() -> None:
         assert isinstance(error, AgreementError) and "rank 1" in str(error) and "group 1" in str(error)
 
 
+def test_a_shape_that_changes_on_one_worker_is_named_though_its_size_is_the_same() -> None:
+    def work(rank: int, group: dist.ProcessGroup) -> None:
+        model = copy.deepcopy(MODEL)
+        optimizer = DistributedLion(model.named_parameters(), lr=0.01, process_group=group)
+        train(optimizer, range(rank, rank + 1))
+        if rank == 1:
+            model.zero_grad()
+            model[1].weight.data = model[1].weight.data.t()
+        train(optimizer, range(rank, rank + 1))
+
+    for error in world(2, work):
+        assert isinstance(error, AgreementError)
+        assert "rank 1" in str(error) and "1.weight [70, 3] float32" in str(error)
+
+
 def test_a_store_whose_keeper_ended_is_an_exchange_error() -> None:
     """Rank 0 keeps the store of most process groups; where it ends before the first step, the others say so."""
     keeper = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlion.channel import Channel, default_group
 from dlion.errors import AgreementError
-from dlion.layout import local
+from dlion.layout import local, overwrite
 
 # not an attribute of the module: a copy of it would keep that, and lose the hook
 _kept_local: "WeakSet[DistributedDataParallel]" = WeakSet()
@@ -72,7 +72,8 @@ def synchronize_buffers(model: nn.Module, process_group: dist.ProcessGroup | Non
     for _, buffer in buffers:
         if buffer.is_floating_point():
             wide = torch.promote_types(buffer.dtype, torch.float32)
-            buffer.copy_(channel.sum_(buffer.to(channel.device, wide, copy=True)) / channel.size)
+            total = buffer.to(channel.device, wide, copy=True, memory_format=torch.contiguous_format)
+            overwrite(buffer, channel.sum_(total) / channel.size)
     channel.broadcast_([buffer for _, buffer in buffers if not buffer.is_floating_point()])
     return model
 
