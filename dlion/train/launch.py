@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -28,6 +29,7 @@ from dlion.train.config import DEFAULT_WORKERS, TrainConfig, from_flags, to_flag
 from dlion.train.jobs import Job, Place, check, open_run
 from dlion.train.ranks import choose_device, join, only_lost_contact
 
+LOOPBACK = "127.0.0.1"
 BLAME_SECONDS = 1.0
 REPEAT_SECONDS = 1.0
 SHUTDOWN_SECONDS = 5
@@ -84,7 +86,8 @@ def _launch_config(workers: int, method: str, logs: str) -> LaunchConfig:
         nproc_per_node=workers,
         run_id="dlion",
         rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        rdzv_endpoint=f"{LOOPBACK}:0",
+        local_addr=LOOPBACK,
         max_restarts=0,
         monitor_interval=0.1,
         start_method=method,
@@ -97,6 +100,7 @@ def _launch_config(workers: int, method: str, logs: str) -> LaunchConfig:
 def _own_rank(job: Job, device: Literal["cpu", "cuda"], signalled: Any) -> None:
     """What each local rank runs. The launcher alone answers to Ctrl-C; it ends ranks with SIGTERM."""
     launcher = os.getppid()
+    _name_no_host()
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:
         # The kernel sends SIGINT too when the launcher was killed: then nobody is left to report to.
@@ -113,6 +117,15 @@ def _own_rank(job: Job, device: Literal["cpu", "cuda"], signalled: Any) -> None:
         if only_lost_contact(error):
             time.sleep(BLAME_SECONDS)  # the launcher should see first the rank that really failed
         raise
+
+
+def _name_no_host() -> None:
+    """Meet the other ranks by interface and number. A fork taken while some thread of the launcher looked up a name leaves the C
+    library's resolver locked in the child, and there the next look-up would wait for ever.
+    """
+    for _, interface in socket.if_nameindex():
+        if interface in ("lo", "lo0"):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def _as_found_rank(config: TrainConfig, place: Place) -> int:
