@@ -120,8 +120,10 @@ def _own_rank(job: Job, device: Literal["cpu", "cuda"], signalled: Any) -> None:
 
 
 def _name_no_host() -> None:
-    """Meet the other ranks by interface and number. A fork taken while some thread of the launcher looked up a name leaves the C
-    library's resolver locked in the child, and there the next look-up would wait for ever.
+    """Meet the other ranks by interface and number.
+
+    A fork taken while some thread of the launcher looked up a name leaves the C library's resolver locked in the
+    child, and there the next look-up would wait for ever.
     """
     for _, interface in socket.if_nameindex():
         if interface in ("lo", "lo0"):
