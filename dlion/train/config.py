@@ -50,7 +50,8 @@ class TrainConfig:
     betas: Annotated[tuple[float, float] | None, Parameter(negative="")] = None
     """Decay rates: 0.9 0.99 (g-adamw: 0.9 0.999) unless given."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """Learning rate after the warm-up; cosine and linear end near 0 at the last step."""
+    """Learning rate after the warm-up; cosine and linear end near 0 at the last step, so lengthening such a run
+    with --resume changes the rates of the steps to come, and it differs from a run planned longer."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly to --lr."""
     clip_norm: float | None = None

@@ -137,20 +137,30 @@ def _as_found_rank(config: TrainConfig, place: Place) -> int:
             f"--workers {config.workers} contradicts the launcher, which started {workers}: leave --workers out."
         )
     device = choose_device(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    received: list[int] = []
-    _handle_signals(lambda number, frame: received.append(number))
     try:
-        ranks = join(device, lambda: received[0] if received else 0)
-        job = _agree_on_run(config, place, ranks.channel)
-        if job is not None:
-            loop.train(job, ranks)
+        number = _train_among_found(config, place, device)
         dist.destroy_process_group()
     except (RuntimeError, OSError) as error:
         if only_lost_contact(error):
             time.sleep(BLAME_SECONDS)
         print(f"dlion: rank {os.environ['RANK']} failed: {type(error).__name__}: {_one_line(error)}", file=sys.stderr)
         return 1
-    return 128 + ranks.stop.signal if ranks.stop.signal else 0
+    # A thread of a process group that lives on while the interpreter is taken down aborts the process now and
+    # then (seen with gloo), and the launcher would call a finished run a failure. Forked ranks end like this too.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(128 + number if number else 0)
+
+
+def _train_among_found(config: TrainConfig, place: Place, device: Literal["cpu", "cuda"]) -> int:
+    """Returns the number of the signal that stopped training, 0 for none."""
+    received: list[int] = []
+    _handle_signals(lambda number, frame: received.append(number))
+    ranks = join(device, lambda: received[0] if received else 0)
+    job = _agree_on_run(config, place, ranks.channel)
+    if job is not None:
+        loop.train(job, ranks)
+    return ranks.stop.signal
 
 
 def _agree_on_run(config: TrainConfig, place: Place, channel: Channel) -> Job | None:
