@@ -86,6 +86,7 @@ def read_run(run: Path) -> Record:
     config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
     summary["data_sha256"] = summary["data"]["sha256"]
     summary["config"] = {name: value for name, value in config.items() if name not in VARIES}
+    summary.setdefault("val_accuracy", None)  # text has none
     return {name: summary[name] for name in FIELDS}
 
 

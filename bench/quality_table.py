@@ -115,12 +115,12 @@ def best_rows(groups: Sequence[Group], metric: Metric) -> list[str]:
     seeds = len({seed for group in groups for seed in group.seeds})
     title = f"{metric.title} (mean ± standard deviation of {seeds} seeds)"
     rows = [
-        markdown_row(["method", "best lr", title, "bits per parameter sent", "ratio to fp32", "seconds"]),
-        "|---|---|---|---|---|---|",
+        markdown_row(["method", "best lr", title, "bits per parameter sent", "ratio to fp32"]),
+        "|---|---|---|---|---|",
     ]
     for method in dict.fromkeys(group.method for group in groups):
         if method not in best:
-            rows.append(markdown_row([method, "none finished with all seeds", "", "", "", ""]))
+            rows.append(markdown_row([method, "none finished with all seeds", "", "", ""]))
             continue
         group = best[method]
         tried = [other.lr for other in groups if other.method == method]
@@ -133,7 +133,6 @@ def best_rows(groups: Sequence[Group], metric: Metric) -> list[str]:
                     with_deviation(group, metric.digits),
                     f"{group.average('bits_per_param_sent'):.3f}",
                     f"{group.average('ratio'):.1f}",
-                    f"{group.average('seconds'):.0f}",
                 ]
             )
         )

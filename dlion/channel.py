@@ -5,7 +5,7 @@ torch.distributed collectives.
 import json
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlion.errors import ExchangeError, GroupNotReadyError
+from dlion.layout import overwrite
 from dlion.ops.bits import as_bytes
 
 BROADCAST_BYTES = 2**26  # of one broadcast call at start-up: bounds the extra memory
@@ -102,7 +103,7 @@ class Channel:
             parts = torch.split(flat, [t.numel() * t.element_size() for t in run])
             for tensor, part in zip(run, parts, strict=True):
                 # a clone, because a view as a wider dtype needs an aligned start
-                tensor.detach().copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+                overwrite(tensor, part.clone().view(tensor.dtype).view(tensor.shape))
 
     def gather_json(self, value: Any) -> list[Any]:
         """Every worker's `value`, in rank order, on every worker; JSON, never pickle. Two calls."""
@@ -183,16 +184,29 @@ def wait_for_all(group: dist.ProcessGroup, key: str, timeout: timedelta | None) 
     """
     timeout = timeout or timeout_of(group)
     store, rank, size = group.get_group_store(), group.rank(), group.size()
-    store.set(f"{key}/{rank}", "here")
     everyone = [f"{key}/{other}" for other in range(size)]
     try:
+        store.set(everyone[rank], "here")
         store.wait(everyone, timeout)
     except RuntimeError as error:
-        absent = [other for other in range(size) if not store.check([everyone[other]])]
+        absent = _absent(store.check, everyone)
+        if absent is None:
+            raise ExchangeError(
+                f"rank {rank} lost the process group's store while waiting for all {size} workers to begin: look for "
+                f"an error on the worker that keeps it, most often rank 0 (network: {str(error).splitlines()[0]})"
+            ) from error
         raise ExchangeError(
             f"rank {rank} waited {timeout.total_seconds():g} s for all {size} workers to begin, and "
             f"{ranks_text(absent)} did not come: look for an error there, or raise timeout="
         ) from error
+
+
+def _absent(check: Callable[[list[str]], bool], everyone: list[str]) -> list[int] | None:
+    """The ranks whose keys are missing; None if the store does not answer."""
+    try:
+        return [rank for rank, key in enumerate(everyone) if not check([key])]
+    except RuntimeError:
+        return None
 
 
 def ranks_text(ranks: list[int]) -> str:

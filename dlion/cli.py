@@ -1,5 +1,6 @@
 """The command `dlion`. Importing this file, `--help` and `--version` do not import torch."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ except ModuleNotFoundError:
     print(NEEDS_EXTRA, file=sys.stderr)
     raise SystemExit(2) from None
 
-from dlion.train.config import TrainConfig, read_toml, unknown_name
+from dlion.train.config import TrainConfig, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -34,7 +35,9 @@ def from_files(app: App, commands: tuple[str, ...], arguments: Any) -> None:
         return
     path = paths[0] / "config.toml" if "--resume" in given else paths[0]
     if "--resume" in given and not path.is_file():
-        raise ValueError(f"{paths[0]} holds no run (it has no config.toml): give the folder that `dlion train` reported.")
+        raise ValueError(
+            f"{paths[0]} holds no run (it has no config.toml): give the folder that `dlion train` reported."
+        )
     values = read_toml(path)
     flags = {argument.name.removeprefix("--") for argument in arguments} - {"config", "resume"}
     for key in values:
@@ -55,6 +58,7 @@ app = App(
     print_error=False,
     help_on_error=False,
     result_action="return_value",
+    suppress_keyboard_interrupt=False,
 )
 
 
@@ -80,7 +84,8 @@ def train(
     resume
         Folder of a run to continue from its last checkpoint. --steps lengthens it.
     """
-    from dlion.train.launch import Place, run
+    from dlion.train.jobs import Place
+    from dlion.train.launch import run
 
     if resume is not None and name is not None:
         raise ValueError("--resume and --name contradict each other: a resumed run keeps its folder.")
@@ -105,7 +110,8 @@ def evaluate(run: Path, *, data: str | None = None) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0, 1 (training failed), 2 (a mistake of the user), 130 or 143.
+    """Run the command and return its exit status: 0, 1 (training failed), 2 (a mistake of the user), or
+    128 + the number of the signal that ended it.
 
     A mistake of the user is answered by one sentence on standard error.
     """
@@ -129,5 +135,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(error: object) -> int:
-    print(f"dlion: {' '.join(str(error).split())}", file=sys.stderr)
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # under a launcher, one voice on each machine is enough
+        print(f"dlion: {' '.join(str(error).split())}", file=sys.stderr)
     return USER_ERROR

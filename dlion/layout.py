@@ -19,6 +19,12 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def overwrite(tensor: Tensor, values: Tensor) -> None:
+    """Make `values`, of the same shape, those of `tensor`; of an expanded tensor only what is stored is written."""
+    stored = tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())
+    tensor.detach()[stored].copy_(values[stored])
+
+
 @dataclass(frozen=True)
 class Slot:
     """One trainable tensor in the layout: `numel` elements in logical row-major order from element `first`."""
@@ -105,6 +111,25 @@ def named(param_groups: list[dict[str, Any]]) -> list[tuple[int, int, str, Tenso
     return found
 
 
+def layout_key(param_groups: list[dict[str, Any]], state: Any) -> tuple[Any, ...]:
+    """Changes when the layout may have changed; cheap, and looked at in every step.
+
+    Raises:
+        ValueError: a gradient is sparse.
+    """
+    key: list[Any] = [id(param_groups), id(state)]
+    for group in param_groups:
+        for param in group["params"]:
+            if param.grad is not None and param.grad.layout is not torch.strided:
+                raise ValueError(
+                    f"a gradient of shape {list(param.shape)} is sparse and votes need dense ones: make the layer "
+                    "with sparse=False"
+                )
+            key.append((id(param), param.requires_grad, param.dtype, param.shape))
+        key.append(len(group["params"]))
+    return tuple(key)
+
+
 def _cut(slots: list[Slot], total: int, bucket_elements: int) -> tuple[Bucket, ...]:
     buckets = []
     following = 0  # the first slot that reaches into the bucket at hand
@@ -159,9 +184,9 @@ class Replica:
             index for index, group in enumerate(param_groups) for param in group["params"] if param.requires_grad
         ]
 
-    def group(self, piece: Piece) -> dict[str, Any]:
-        """The parameter group of a piece."""
-        return self.param_groups[self._group[piece.slot]]
+    def group(self, slot: int) -> dict[str, Any]:
+        """The parameter group of a slot."""
+        return self.param_groups[self._group[slot]]
 
     def gradient(self, piece: Piece) -> Tensor:
         """f[n]: the local gradient; zeros where there is none."""

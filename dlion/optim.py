@@ -13,10 +13,11 @@ from torch.optim.optimizer import ParamsT
 from dlion.channel import default_group
 from dlion.errors import GroupNotReadyError
 from dlion.exchange import Exchange, Reading
-from dlion.layout import Replica, momentum_dtype
+from dlion.layout import Replica, layout_key
+from dlion.loading import momenta_kept
 from dlion.methods import METHODS, Choices
 from dlion.ops import choose
-from dlion.options import Options, check_group, one_of
+from dlion.options import Options, check_group, check_parameters, check_process_group, one_of, warn_of_rounding
 from dlion.stats import Stats
 
 
@@ -78,8 +79,7 @@ class Distributed(torch.optim.Optimizer):
         self.options = Options.checked(method, topology, ties, zeros, nonfinite, bucket_bytes, timeout)
         self.kernels, _ = choose(kernels)
         self.stats = Stats()
-        self._process_group = process_group
-        self._lost_group = False
+        self.process_group = process_group
         self._attach()
         defaults = self._rule.defaults()
         given = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
@@ -88,6 +88,7 @@ class Distributed(torch.optim.Optimizer):
 
     _exchange: Exchange | None
     _key: tuple[Any, ...]
+    _warned: bool
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -118,8 +119,8 @@ class Distributed(torch.optim.Optimizer):
                 self._rule.apply(exchange.replica, bucket, update)
                 moved = True
         self._rule.finish(exchange.replica)
-        exchange.guard()
         self._count(exchange, moved)
+        exchange.guard()
         return loss
 
     def _verdicts(self, exchange: Exchange) -> Iterator[Reading]:
@@ -136,7 +137,7 @@ class Distributed(torch.optim.Optimizer):
 
     def _ready(self) -> Exchange:
         """The exchange for the group and the layout of now, agreed with the other workers."""
-        group, key, exchange = self._group(), self._layout_key(), self._exchange
+        group, key, exchange = self._group(), layout_key(self.param_groups, self.state), self._exchange
         if exchange is not None and exchange.group is group:
             if key == self._key:
                 return exchange
@@ -147,6 +148,9 @@ class Distributed(torch.optim.Optimizer):
                 exchange = None
         else:
             exchange = None
+        for each in self.param_groups:  # dtypes and what is frozen may have changed since construction
+            check_parameters(each)
+        self._warned = self._warned or warn_of_rounding(self.param_groups)
         self._exchange = exchange or self._agreed(group)
         self._key = key
         self._rule.allocate(self._exchange.replica)
@@ -166,21 +170,15 @@ class Distributed(torch.optim.Optimizer):
                 "this optimizer was unpickled and its process group could not travel with it: set "
                 "optimizer.process_group before step()"
             )
-        return self._process_group or default_group(f"{type(self).__name__}.step()")
-
-    def _layout_key(self) -> tuple[Any, ...]:
-        """Changes when the layout may have changed; cheap, and looked at in every step."""
-        key: list[Any] = [id(self.param_groups), id(self.state)]
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None and param.grad.layout is not torch.strided:
-                    raise ValueError(
-                        f"a gradient of shape {list(param.shape)} is sparse and votes need dense ones: make the layer "
-                        "with sparse=False"
-                    )
-                key.append((id(param), param.requires_grad, param.dtype, param.numel()))
-            key.append(len(group["params"]))
-        return tuple(key)
+        if self._process_group is not None:
+            return self._process_group
+        group = default_group(f"{type(self).__name__}.step()")
+        if group is None and self._exchange is not None and self._exchange.workers > 1:
+            raise GroupNotReadyError(
+                f"the default process group of {self._exchange.workers} workers was destroyed, so every worker would "
+                "train apart: call torch.distributed.init_process_group() before the next step"
+            )
+        return group
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -189,6 +187,7 @@ class Distributed(torch.optim.Optimizer):
 
     @process_group.setter
     def process_group(self, group: dist.ProcessGroup | None) -> None:
+        check_process_group(group)
         self._process_group = group
         self._lost_group = False
 
@@ -209,32 +208,8 @@ class Distributed(torch.optim.Optimizer):
         Raises:
             ValueError: a momentum has another shape than its parameter.
         """
-        momenta: list[tuple[Tensor, Tensor]] = []
-        handle = self.register_load_state_dict_pre_hook(lambda _, given: momenta.extend(self._momenta(given)))
-        try:
+        with momenta_kept(self, self._rule.momentum_dtype):
             super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
-        for param, momentum in momenta:
-            kept = momentum.detach().to(param.device, momentum_dtype(param), copy=True)
-            self.state[param]["exp_avg"] = kept.contiguous()
-
-    def _momenta(self, state_dict: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
-        """(parameter, its momentum) of a state dict that has not been loaded yet."""
-        order = [index for group in state_dict["param_groups"] for index in group["params"]]
-        params = [param for group in self.param_groups for param in group["params"]]
-        found = []
-        for index, param in zip(order, params, strict=False):  # torch itself refuses other lengths, after this
-            momentum = state_dict["state"].get(index, {}).get("exp_avg")
-            if momentum is None:
-                continue
-            if momentum.shape != param.shape:
-                raise ValueError(
-                    f"exp_avg of parameter {index} has shape {list(momentum.shape)} and the parameter "
-                    f"{list(param.shape)}: load the state of the same model"
-                )
-            found.append((param, momentum))
-        return found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -246,7 +221,8 @@ class Distributed(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         mine = {name: getattr(self, name) for name in ("method", "options", "kernels", "stats")}
-        return super().__getstate__() | mine | {"_process_group": None, "_lost_group": self._process_group is not None}
+        lost = self._lost_group or self._process_group is not None
+        return super().__getstate__() | mine | {"_process_group": None, "_lost_group": lost}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Distributed":
         twin = type(self).__new__(type(self))
@@ -260,6 +236,7 @@ class Distributed(torch.optim.Optimizer):
         self._rule = METHODS[self.method].rule(choose(self.kernels)[1])
         self._exchange = None
         self._key = ()
+        self._warned = False
 
 
 class DistributedLion(Distributed):

@@ -1,10 +1,13 @@
 """What a user chooses for an optimizer, checked at once: every error says what was given and what is allowed."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, SupportsFloat
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from dlion.layout import FLOATS, named
@@ -14,6 +17,7 @@ from dlion.tallies import TIES
 TOPOLOGIES = ("auto", "sharded", "replicated", "server")
 ZEROS = ("balanced", "exact")
 NONFINITE = ("abstain", "skip", "raise")
+LONGEST_TIMEOUT = 1e9  # seconds, 30 years: beyond it the network library's clocks overflow
 
 
 @dataclass(frozen=True)
@@ -67,15 +71,22 @@ def one_of(name: str, given: Any, allowed: tuple[str, ...]) -> str:
 
 def check_group(group: dict[str, Any]) -> None:
     """Raise a ValueError for hyper-parameters out of range or parameters that cannot be trained so."""
-    lr, betas, decay = group["lr"], group["betas"], group["weight_decay"]
+    lr, betas = group["lr"], group["betas"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError(f"lr is a tensor of {lr.numel()} elements: give a number or a tensor of one element")
-    if not 0 <= float(lr) < math.inf:
-        raise ValueError(f"lr={float(lr)} must be a finite number, 0 or greater")
-    if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
-        raise ValueError(f"betas={betas} must be two numbers, each at least 0 and below 1")
-    if not 0 <= float(decay) < math.inf:
-        raise ValueError(f"weight_decay={decay} must be a finite number, 0 or greater")
+    for name in ("lr", "weight_decay"):
+        if not (_is_number(group[name]) and 0 <= float(group[name]) < math.inf):
+            raise ValueError(f"{name}={group[name]!r} must be a finite number, 0 or greater")
+    pair = betas if isinstance(betas, (tuple, list)) else ()
+    if len(pair) != 2 or not all(_is_number(beta) and 0 <= float(beta) < 1 for beta in pair):
+        raise ValueError(f"betas={betas!r} must be two numbers, each at least 0 and below 1")
+    if not isinstance(group["maximize"], bool):
+        raise ValueError(f"maximize={group['maximize']!r} must be True or False")
+    check_parameters(group)
+
+
+def check_parameters(group: dict[str, Any]) -> None:
+    """Raise a ValueError for parameters that cannot be trained by votes."""
     for _, _, name, param in named([group]):
         if param.requires_grad and param.dtype not in FLOATS:
             kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
@@ -99,11 +110,44 @@ def _checked_ties(method: str, ties: str | None, zeros: str) -> str:
     return ties or "rotate"
 
 
+def warn_of_rounding(param_groups: list[dict[str, Any]]) -> bool:
+    """Warn if steps on some parameter are rounded to a dtype narrower than they are computed in; whether it did."""
+    trainable = [param for group in param_groups for param in group["params"] if param.requires_grad]
+    low = [param.dtype for param in trainable if param.dtype in (torch.bfloat16, torch.float16)]
+    if low:
+        warnings.warn(
+            f"parameters in {str(low[0]).removeprefix('torch.')} are rounded to nearest after each step, so steps much "
+            "smaller than a parameter are lost: keep parameters in float32 and compute under torch.autocast",
+            stacklevel=5,
+        )
+    return bool(low)
+
+
+def check_process_group(group: Any) -> None:
+    """Raise a ValueError for what is no process group, or is one without this worker."""
+    if group is None or isinstance(group, dist.ProcessGroup):
+        return
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            f"process_group={group!r}: this worker is not a member of the group: build the optimizer on members only"
+        )
+    raise ValueError(f"process_group={group!r} must be a torch.distributed ProcessGroup, or None for the default one")
+
+
 def _checked_timeout(timeout: float | timedelta | None) -> timedelta | None:
-    if timeout is None or isinstance(timeout, timedelta):
-        seconds = timeout.total_seconds() if timeout is not None else 1.0
-    else:
-        seconds = float(timeout)
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"timeout={timeout} must be a positive number of seconds, a timedelta or None")
-    return timedelta(seconds=seconds) if timeout is not None else None
+    if timeout is None:
+        return None
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if not _is_number(seconds) or not 0.001 <= seconds <= LONGEST_TIMEOUT:
+        raise ValueError(
+            f"timeout={timeout!r} must be a positive number of seconds (0.001 to {LONGEST_TIMEOUT:.0e}), a timedelta "
+            "or None"
+        )
+    return timedelta(seconds=float(seconds))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether float() means the value itself: text is not a number here."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, SupportsFloat)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dlion.codecs import Levels
-from dlion.layout import WORD, Bucket, Piece, Replica, local
+from dlion.layout import WORD, Bucket, Piece, Replica, local, momentum_dtype
 
 
 class Rule(Protocol):
@@ -20,6 +20,9 @@ class Rule(Protocol):
 
     def allocate(self, replica: Replica) -> None:
         """Give every trainable parameter its state."""
+
+    def momentum_dtype(self, param: Tensor) -> torch.dtype:
+        """Of the parameter's `exp_avg`, whatever dtype a loaded one has."""
 
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         """f[bucket.size], 0 in padding, and whether the gradients were finite. May move local state."""
@@ -43,9 +46,12 @@ class Lion:
     def allocate(self, replica: Replica) -> None:
         replica.allocate_momentum()
 
+    def momentum_dtype(self, param: Tensor) -> torch.dtype:
+        return momentum_dtype(param)
+
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         def say(piece: Piece) -> tuple[Tensor, Tensor]:
-            beta1, beta2 = replica.group(piece)["betas"]
+            beta1, beta2 = replica.group(piece.slot)["betas"]
             momentum = replica.momentum(piece)
             said: tuple[Tensor, Tensor] = self.kernels.lion_message(
                 signed_gradient(replica, piece), momentum, beta1, beta2
@@ -62,7 +68,7 @@ class Lion:
 
     def step(self, replica: Replica, piece: Piece, verdict: Levels) -> None:
         """Decay and step of one piece: `p = p*(1 - lr*wd) - lr*u`."""
-        group = replica.group(piece)
+        group = replica.group(piece.slot)
         lr = float(group["lr"])
         param = replica.parameter(piece)
         planes = verdict.planes.to(param.device)
@@ -85,6 +91,9 @@ class Global:
     def allocate(self, replica: Replica) -> None:
         self.rule.allocate(replica)
 
+    def momentum_dtype(self, param: Tensor) -> torch.dtype:
+        return self.rule.momentum_dtype(param)
+
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         return gathered(bucket, lambda piece: finite_or_zero(signed_gradient(replica, piece)))
 
@@ -93,7 +102,7 @@ class Global:
         for piece in bucket.pieces:
             momentum = replica.momentum(piece)
             mean = verdict[piece.offset : piece.offset + momentum.numel()].to(momentum.device)
-            message, _ = kernels.lion_message(mean, momentum, *replica.group(piece)["betas"])
+            message, _ = kernels.lion_message(mean, momentum, *replica.group(piece.slot)["betas"])
             planes = kernels.pack_ternary(torch.nn.functional.pad(message, (0, -message.numel() % WORD)))
             self.rule.step(replica, piece, Levels(planes, (0, -1, 0, 1), 1))
 
@@ -119,16 +128,21 @@ class Gradient:
         return dict(self.optimizer([torch.zeros(1)]).defaults)
 
     def allocate(self, replica: Replica) -> None:
-        fresh = [param for param in replica.params if not replica.state.get(param)]
-        # a step of length 0 with zero gradients makes torch's own state and moves nothing
-        still = [
-            dict(group, lr=0.0, params=[p for p in group["params"] if p in set(fresh)])
-            for group in replica.param_groups
-        ]
-        self._step(replica, still, {param: torch.zeros_like(param) for param in fresh})
-        for param in fresh:
+        inner = self.optimizer([torch.zeros(1)])
+        for slot, param in enumerate(replica.params):
+            if replica.state.get(param):
+                continue
+            # a step of length 0 makes torch's own state; on a stand-in, since in float16 even that one gives 0/0
+            standin = torch.zeros_like(param, requires_grad=True)
+            standin.grad = torch.zeros_like(param)
+            inner.param_groups = [dict(replica.group(slot), lr=0.0, params=[standin])]
+            inner.step()
+            replica.state[param] = inner.state.pop(standin)
             if "step" in replica.state[param]:
                 replica.state[param]["step"].zero_()
+
+    def momentum_dtype(self, param: Tensor) -> torch.dtype:
+        return param.dtype
 
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         return gathered(bucket, lambda piece: finite_or_zero(replica.gradient(piece)))
@@ -151,13 +165,13 @@ class Gradient:
         }
         self._means.clear()
         self._seen.clear()
-        self._step(replica, replica.param_groups, means)
+        self._step(replica, means)
 
-    def _step(self, replica: Replica, groups: list[dict[str, Any]], grads: dict[Tensor, Tensor]) -> None:
+    def _step(self, replica: Replica, grads: dict[Tensor, Tensor]) -> None:
         """Step with `grads` in the place of the local gradients, which are put back."""
         own = [param.grad for param in replica.params]
         inner = self.optimizer([torch.zeros(1)])
-        inner.param_groups, inner.state = groups, replica.state
+        inner.param_groups, inner.state = replica.param_groups, replica.state
         try:
             for param in replica.params:
                 param.grad = grads.get(param)
@@ -170,7 +184,7 @@ class Gradient:
 def signed_gradient(replica: Replica, piece: Piece) -> Tensor:
     """f[n]: the local gradient, negated where its group maximizes."""
     grad = replica.gradient(piece)
-    return -grad if replica.group(piece)["maximize"] else grad
+    return -grad if replica.group(piece.slot)["maximize"] else grad
 
 
 def finite_or_zero(grad: Tensor) -> tuple[Tensor, Tensor]:

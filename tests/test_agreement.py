@@ -1,4 +1,4 @@
-"""Workers that do not train the same thing find out within seconds, on every rank, naming the rank and the difference."""
+"""Workers that do not train the same thing find out within seconds; every rank names the rank and what differs."""
 
 import copy
 import time

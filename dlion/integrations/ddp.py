@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlion.channel import Channel, default_group
 from dlion.errors import AgreementError
-from dlion.layout import local
+from dlion.layout import local, overwrite
+
+# not an attribute of the module: a copy of it would keep that, and lose the hook
+_kept_local: "WeakSet[DistributedDataParallel]" = WeakSet()
 
 
 def local_gradients(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
@@ -62,27 +66,29 @@ def synchronize_buffers(model: nn.Module, process_group: dist.ProcessGroup | Non
     """
     channel = _channel(process_group, "dlion.synchronize_buffers(model)")
     buffers = [(name, local(buffer)) for name, buffer in model.named_buffers()]
-    if channel is None or not buffers:
+    if channel is None:
         return model
     _check_same(channel, buffers)
     for _, buffer in buffers:
         if buffer.is_floating_point():
             wide = torch.promote_types(buffer.dtype, torch.float32)
-            buffer.copy_(channel.sum_(buffer.to(channel.device, wide, copy=True)) / channel.size)
+            total = buffer.to(channel.device, wide, copy=True, memory_format=torch.contiguous_format)
+            overwrite(buffer, channel.sum_(total) / channel.size)
     channel.broadcast_([buffer for _, buffer in buffers if not buffer.is_floating_point()])
     return model
 
 
 def _keep_local(model: DistributedDataParallel) -> None:
-    if getattr(model, "_dlion_local", False):
+    if model in _kept_local:
         return
     try:
         model.register_comm_hook(None, noop_hook)
     except RuntimeError as error:
         raise ValueError(
-            "this DDP module has a communication hook already, and votes need local gradients: build it without one"
+            "this DDP module has a communication hook already, and votes need local gradients: build it without "
+            "one, or leave this call out if the hook is torch's noop_hook"
         ) from error
-    model._dlion_local = True  # type: ignore[assignment]
+    _kept_local.add(model)
 
 
 def _channel(group: dist.ProcessGroup | None, who: str) -> Channel | None:

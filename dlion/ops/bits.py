@@ -18,9 +18,9 @@ def pack(bits: Tensor) -> Tensor:
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """The bytes of a tensor in logical order, u8[nbytes]; a view where its memory allows."""
-    flat = tensor.detach().reshape(-1)
-    if flat.numel() == 1:
-        flat = flat.as_strided((1,), (1,))  # a single element may have any stride, and a view as bytes needs 1
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.numel() < 2:
+        flat = flat.as_strided(flat.shape, (1,))  # up to one element may have any stride, and a view as bytes needs 1
     return flat.view(torch.uint8)
 
 

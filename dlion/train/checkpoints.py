@@ -61,7 +61,9 @@ def save_weights(model: nn.Module, path: Path) -> None:
     os.replace(temporary, path)
 
 
-def save(folder: RunFolder, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, channel: Channel) -> None:
+def save(
+    folder: RunFolder, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, channel: Channel
+) -> None:
     """Write a checkpoint together with all other workers.
 
     Raises:
@@ -107,7 +109,11 @@ def latest(folder: RunFolder) -> Checkpoint:
     if not found:
         raise ValueError(f"{folder.path} has no checkpoint to resume from: start it again without --resume.")
     path = found[-1]
-    advice = f"delete {path} to resume from the checkpoint before it" if len(found) > 1 else "start the run again without --resume"
+    advice = (
+        f"delete {path} to resume from the checkpoint before it"
+        if len(found) > 1
+        else "start the run again without --resume"
+    )
     try:
         manifest = json.loads((path / "manifest.json").read_text("utf-8"))
         progress = Progress(**manifest["progress"])
@@ -135,7 +141,8 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
 def rewind(folder: RunFolder, checkpoint: Checkpoint) -> None:
     """Undo what the run wrote after this checkpoint, so that going on writes it again."""
     folder.forget_from(checkpoint.progress.step)
-    folder.summary_file.unlink(missing_ok=True)
+    for outdated in (folder.summary_file, folder.report_file, folder.last_model, folder.failure_log):
+        outdated.unlink(missing_ok=True)
     _share(checkpoint.path / "best.safetensors", folder.best_model)
 
 

@@ -50,7 +50,8 @@ class TrainConfig:
     betas: Annotated[tuple[float, float] | None, Parameter(negative="")] = None
     """Decay rates: 0.9 0.99 (g-adamw: 0.9 0.999) unless given."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """Learning rate after the warm-up; cosine and linear end near 0 at the last step."""
+    """Learning rate after the warm-up; cosine and linear end near 0 at the last step, so lengthening such a run
+    with --resume changes the rates of the steps to come, and it differs from a run planned longer."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly to --lr."""
     clip_norm: float | None = None
@@ -67,7 +68,7 @@ class TrainConfig:
     """--no-iid sorts the training set by class and gives each worker its own part."""
     log_every: int = 10
     """Steps between two lines of metrics.jsonl."""
-    eval_every: int = 100
+    eval_every: int = 50
     """Steps between two evaluations on the validation set."""
     save_every: int = 500
     """Steps between two checkpoints; the last step always writes one."""
@@ -85,13 +86,19 @@ class TrainConfig:
         )
         for beta in self.betas or ():
             _require(0.0 <= beta < 1.0, "betas", beta, "two numbers in [0, 1)")
-        _require(self.clip_norm is None or _positive(self.clip_norm), "clip_norm", self.clip_norm, "a finite number above 0")
+        _require(
+            self.clip_norm is None or _positive(self.clip_norm), "clip_norm", self.clip_norm, "a finite number above 0"
+        )
         _require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more")
         _require(0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2^63 - 1")
         if self.steps is not None and self.epochs is not None:
-            raise ValueError(f"--steps {self.steps} and --epochs {self.epochs} contradict each other: give one of them.")
+            raise ValueError(
+                f"--steps {self.steps} and --epochs {self.epochs} contradict each other: give one of them."
+            )
         if self.steps is not None and self.warmup_steps >= self.steps:
-            raise ValueError(f"--warmup-steps must be smaller than --steps {self.steps}, and {self.warmup_steps} was given.")
+            raise ValueError(
+                f"--warmup-steps must be smaller than --steps {self.steps}, and {self.warmup_steps} was given."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +149,9 @@ def to_flags(config: TrainConfig) -> dict[str, Any]:
 
 def from_flags(flags: Mapping[str, Any]) -> Settled:
     """The inverse of `to_flags` for a settled run."""
-    fields = {flag.replace("-", "_"): tuple(value) if isinstance(value, list) else value for flag, value in flags.items()}
+    fields: dict[str, Any] = {
+        flag.replace("-", "_"): tuple(value) if isinstance(value, list) else value for flag, value in flags.items()
+    }
     return Settled(**fields)
 
 
@@ -155,7 +164,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the configuration file {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+        raise ValueError(
+            f"the configuration file {path} cannot be read: {getattr(error, 'strerror', None) or error}."
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"the configuration file {path} is not valid TOML: {error}.") from None
 

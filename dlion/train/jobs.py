@@ -61,12 +61,13 @@ def check(config: TrainConfig, workers: int) -> Settled:
     """Check every name and the data, and fill in what the user left open.
 
     Raises:
-        ValueError: unknown method, task or model; missing data.
+        ValueError: unknown method, task or model; missing data; too many workers for the data.
     """
     if config.method not in METHODS:
         raise unknown_name("method", config.method, list(METHODS))
     task = data_of(config.task, config.data)
     build_model(config.model, task)
+    task.batch(seed=config.seed, rank=workers - 1, workers=workers, step=0, size=1, iid=config.iid)
     return settle(
         config,
         model=config.model or task.default_model,
@@ -90,12 +91,16 @@ def open_run(config: Settled, place: Place) -> Job | None:
     stored = folder.read_config()
     other = [text for text in differences(config, stored) if not text.startswith("--steps ")]
     if other:
-        raise ValueError(f"{folder.path} holds a different run ({other[0]}): only --steps can change when a run is resumed.")
+        raise ValueError(
+            f"{folder.path} holds a different run ({other[0]}): only --steps can change when a run is resumed."
+        )
     checkpoint = checkpoints.latest(folder)
     reached = checkpoint.progress.step
     if config.steps < reached:
-        raise ValueError(f"{folder.path} is at step {reached} already: --steps must be more than that, not {config.steps}.")
+        raise ValueError(
+            f"{folder.path} is at step {reached} already: --steps must be more than that, not {config.steps}."
+        )
     if config.steps == reached and folder.summary_file.exists():
-        print(f"{folder.path} is finished after {reached} steps: nothing to do (--steps with a larger number lengthens it).")
+        print(f"{folder.path} is finished after {reached} steps: nothing to do (a larger --steps lengthens it).")
         return None
     return Job(config, folder, checkpoint)

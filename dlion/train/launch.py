@@ -8,11 +8,11 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -25,16 +25,21 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from dlion.channel import Channel
 from dlion.train import loop
-from dlion.train.config import DEFAULT_WORKERS, Settled, TrainConfig
+from dlion.train.config import DEFAULT_WORKERS, TrainConfig, from_flags, to_flags
 from dlion.train.jobs import Job, Place, check, open_run
 from dlion.train.ranks import choose_device, join, only_lost_contact
 
+LOOPBACK = "127.0.0.1"
 BLAME_SECONDS = 1.0
 REPEAT_SECONDS = 1.0
+SHUTDOWN_SECONDS = 5
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(config: TrainConfig, place: Place) -> int:
-    """Train, and return the exit status of the command: 0, 1 (a worker failed), 130 (Ctrl-C) or 143 (SIGTERM).
+    """Train, and return the exit status of the command.
+
+    0: finished; 1: a worker failed; 130, 143, 129: Ctrl-C, SIGTERM or a hang-up ended it after a checkpoint.
 
     Raises:
         ValueError: a mistake of the user, in one sentence; nothing was written.
@@ -48,14 +53,15 @@ def run(config: TrainConfig, place: Place) -> int:
 def _with_own_ranks(config: TrainConfig, place: Place) -> int:
     workers = config.workers or DEFAULT_WORKERS
     device = choose_device(config, workers)
-    job = open_run(check(config, workers), place)
-    if job is None:
-        return 0
+    settled = check(config, workers)
     # Forked workers share the loaded data and start at once; a CUDA context does not survive a fork.
     method = "fork" if device == "cpu" else "spawn"
     signalled = multiprocessing.get_context(method).Value("i", 0, lock=False)
     previous = _handle_signals(_remember(signalled, os.getpid()))
     try:
+        job = open_run(settled, place)
+        if job is None:
+            return 0
         with tempfile.TemporaryDirectory(prefix="dlion-") as logs:
             try:
                 elastic_launch(_launch_config(workers, method, logs), _own_rank)(job, device, signalled)
@@ -80,11 +86,13 @@ def _launch_config(workers: int, method: str, logs: str) -> LaunchConfig:
         nproc_per_node=workers,
         run_id="dlion",
         rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        rdzv_endpoint=f"{LOOPBACK}:0",
+        local_addr=LOOPBACK,
         max_restarts=0,
         monitor_interval=0.1,
         start_method=method,
-        signals_to_handle="SIGHUP,SIGQUIT",
+        signals_to_handle="SIGQUIT",  # the others are ours
+        shutdown_timeout=SHUTDOWN_SECONDS,
         logs_specs=DefaultLogsSpecs(log_dir=logs, redirects=Std.ERR),
     )
 
@@ -92,6 +100,7 @@ def _launch_config(workers: int, method: str, logs: str) -> LaunchConfig:
 def _own_rank(job: Job, device: Literal["cpu", "cuda"], signalled: Any) -> None:
     """What each local rank runs. The launcher alone answers to Ctrl-C; it ends ranks with SIGTERM."""
     launcher = os.getppid()
+    _name_no_host()
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:
         # The kernel sends SIGINT too when the launcher was killed: then nobody is left to report to.
@@ -99,6 +108,7 @@ def _own_rank(job: Job, device: Literal["cpu", "cuda"], signalled: Any) -> None:
             os._exit(1)
 
     signal.signal(signal.SIGINT, on_interrupt)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         loop.train(job, join(device, lambda: int(signalled.value)))
@@ -109,6 +119,17 @@ def _own_rank(job: Job, device: Literal["cpu", "cuda"], signalled: Any) -> None:
         raise
 
 
+def _name_no_host() -> None:
+    """Meet the other ranks by interface and number.
+
+    A fork taken while some thread of the launcher looked up a name leaves the C library's resolver locked in the
+    child, and there the next look-up would wait for ever.
+    """
+    for _, interface in socket.if_nameindex():
+        if interface in ("lo", "lo0"):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
 def _as_found_rank(config: TrainConfig, place: Place) -> int:
     workers = int(os.environ["WORLD_SIZE"])
     if config.workers not in (None, workers):
@@ -116,40 +137,63 @@ def _as_found_rank(config: TrainConfig, place: Place) -> int:
             f"--workers {config.workers} contradicts the launcher, which started {workers}: leave --workers out."
         )
     device = choose_device(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    settled = check(config, workers)
-    received: list[int] = []
-    _handle_signals(lambda number, frame: received.append(number))
     try:
-        ranks = join(device, lambda: received[0] if received else 0)
-        job = _agree_on_run(settled, place, ranks.channel)
-        if job is not None:
-            loop.train(job, ranks)
+        number = _train_among_found(config, place, device)
         dist.destroy_process_group()
     except (RuntimeError, OSError) as error:
         if only_lost_contact(error):
             time.sleep(BLAME_SECONDS)
         print(f"dlion: rank {os.environ['RANK']} failed: {type(error).__name__}: {_one_line(error)}", file=sys.stderr)
         return 1
-    return 128 + ranks.stop.signal if ranks.stop.signal else 0
+    # A thread of a process group that lives on while the interpreter is taken down aborts the process now and
+    # then (seen with gloo), and the launcher would call a finished run a failure. Forked ranks end like this too.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(128 + number if number else 0)
 
 
-def _agree_on_run(settled: Settled, place: Place, channel: Channel) -> Job | None:
-    """Rank 0 makes or finds the run folder; everybody gets its answer, or its error."""
-    answer: dict[str, Any] = {}
-    if channel.rank == 0:
-        try:
-            job = open_run(settled, place)
-            answer = {"job": job.to_json() if job else None}
-        except (ValueError, OSError) as error:
-            answer = {"error": _one_line(error)}
-    answer = channel.gather_json(answer)[0]
-    if "error" in answer:
-        raise ValueError(answer["error"])
-    return Job.from_json(answer["job"]) if answer["job"] else None
+def _train_among_found(config: TrainConfig, place: Place, device: Literal["cpu", "cuda"]) -> int:
+    """Returns the number of the signal that stopped training, 0 for none."""
+    received: list[int] = []
+    _handle_signals(lambda number, frame: received.append(number))
+    ranks = join(device, lambda: received[0] if received else 0)
+    job = _agree_on_run(config, place, ranks.channel)
+    if job is not None:
+        loop.train(job, ranks)
+    return ranks.stop.signal
+
+
+def _agree_on_run(config: TrainConfig, place: Place, channel: Channel) -> Job | None:
+    """Every rank checks what it was asked for, rank 0 opens the run folder; a mistake of one is told by all."""
+    settled = from_flags(_outcomes(channel, lambda: to_flags(check(config, channel.size)))[0])
+
+    def open_on_rank_0() -> dict[str, Any] | None:
+        job = open_run(settled, place) if channel.rank == 0 else None
+        return job.to_json() if job else None
+
+    told = _outcomes(channel, open_on_rank_0)[0]
+    return Job.from_json(told) if told else None
+
+
+def _outcomes(channel: Channel, act: Callable[[], Any]) -> list[Any]:
+    """What `act` returned on each rank (JSON).
+
+    Raises:
+        ValueError: on every rank, the mistake of the first rank that made one.
+    """
+    try:
+        answer = {"value": act()}
+    except (ValueError, OSError) as error:
+        answer = {"mistake": _one_line(error)}
+    answers = channel.gather_json(answer)
+    mistakes = [answer["mistake"] for answer in answers if "mistake" in answer]
+    if mistakes:
+        raise ValueError(mistakes[0])
+    return [answer["value"] for answer in answers]
 
 
 def _handle_signals(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    return {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    return {number: signal.signal(number, handler) for number in SIGNALS}
 
 
 def _remember(signalled: Any, launcher: int) -> Callable[[int, FrameType | None], None]:
@@ -173,7 +217,9 @@ def _blame(error: ChildFailedError, job: Job, logs: Path) -> str:
     """One sentence about the rank that failed; what it wrote to stderr goes to the run's failure.log."""
     rank, failure = error.get_first_failure()
     message: Any = failure.message
-    details = "".join(path.read_text(errors="replace") for path in logs.glob(f"*/attempt_*/{failure.local_rank}/stderr.log"))
+    details = "".join(
+        path.read_text(errors="replace") for path in logs.glob(f"*/attempt_*/{failure.local_rank}/stderr.log")
+    )
     if isinstance(message, dict):
         cause = _one_line(message["message"])
         details += message["extraInfo"]["py_callstack"]
@@ -183,7 +229,10 @@ def _blame(error: ChildFailedError, job: Job, logs: Path) -> str:
         cause = f"it exited with status {failure.exitcode}"
     log = job.folder.failure_log
     log.write_text(f"rank {rank}: {cause}\n\n{details}", encoding="utf-8")
-    return f"rank {rank} failed: {cause.rstrip('.')} (more in {log})."
+    saved = (
+        f"; go on with: dlion train --resume {job.folder.path}" if any(job.folder.checkpoints.glob("step-*")) else ""
+    )
+    return f"rank {rank} failed: {cause.rstrip('.')} (more in {log}){saved}"
 
 
 def _one_line(error: object) -> str:

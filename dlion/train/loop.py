@@ -15,7 +15,7 @@ from dlion.train.checkpoints import Progress
 from dlion.train.config import Settled, learning_rate
 from dlion.train.jobs import Job, data_of
 from dlion.train.models import build_model
-from dlion.train.progress import Display, display
+from dlion.train.progress import Display, display, results
 from dlion.train.ranks import Ranks
 from dlion.train.report import write_report
 from dlion.train.runs import Record
@@ -34,9 +34,7 @@ def train(job: Job, ranks: Ranks) -> None:
     task = data_of(config.task, config.data)
     torch.manual_seed(config.seed)
     model = dlion.local_gradients(build_model(config.model, task).to(ranks.device))
-    optimizer = dlion.Distributed(
-        model.named_parameters(), config.method, config.lr, config.betas, config.weight_decay
-    )
+    optimizer = dlion.Distributed(model.named_parameters(), config.method, config.lr, config.betas, config.weight_decay)
     progress = Progress()
     if job.checkpoint is not None:
         progress = job.checkpoint.progress
@@ -46,8 +44,8 @@ def train(job: Job, ranks: Ranks) -> None:
             job.folder.write_config(config)
         channel.barrier()
     spent_before = progress.seconds_total
-    screen = display(config, channel.rank)
-    screen.start(job.folder, task.info, progress.step, ranks)
+    screen = display(config.steps, channel.rank)
+    screen.say(*_opening(job, ranks, task, optimizer))
 
     while progress.step < config.steps:
         if _due(progress.step, config.log_every) or _due(progress.step, config.eval_every):
@@ -66,7 +64,8 @@ def train(job: Job, ranks: Ranks) -> None:
             progress.seconds_total = spent_before + time.time() - job.started
             checkpoints.save(job.folder, model, optimizer, progress, channel)
         if stopped:
-            screen.stopped(job.folder, progress.step)
+            screen.close()
+            screen.say(f"stopped after step {progress.step}; go on with: dlion train --resume {job.folder.path}")
             return
 
     last = _record(job, ranks, task, model, optimizer, progress, screen, final=True)
@@ -76,8 +75,18 @@ def train(job: Job, ranks: Ranks) -> None:
         summary = _summary(config, ranks, task, model, optimizer, progress, last)
         job.folder.write_summary(summary)
         write_report(job.folder, config, summary)
-        screen.finished(job.folder, summary)
+        screen.close()
+        screen.say(*results(job.folder, summary))
     channel.barrier()
+
+
+def _opening(job: Job, ranks: Ranks, task: Task, optimizer: "dlion.Distributed") -> list[str]:
+    config, size = job.config, ranks.channel.size
+    workers = f"{size} worker{'s' if size > 1 else ''} on {ranks.device.type}"
+    threads = f"{ranks.threads} thread{'s' if ranks.threads > 1 else ''} each"
+    setting = f"{config.method} ({optimizer.kernels} kernels), {workers}, {threads}"
+    resumed = [f"resumed after step {job.checkpoint.progress.step}"] if job.checkpoint else []
+    return [f"{config.task} with {config.model}, {setting}: {job.folder.path}", task.info.note, *resumed]
 
 
 def _gradients(config: Settled, ranks: Ranks, task: Task, model: nn.Module, step: int) -> Tensor:
@@ -100,7 +109,7 @@ def _gradients(config: Settled, ranks: Ranks, task: Task, model: nn.Module, step
         )
         with _precision(config, ranks.device):
             loss = task.loss(model, inputs.to(ranks.device), targets.to(ranks.device)) / config.accumulate
-        loss.backward()
+        torch.autograd.backward(loss)
         total += loss.detach()
     if config.clip_norm is not None:
         nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)

@@ -3,15 +3,13 @@
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from dlion.train.config import Settled
-from dlion.train.data import DataInfo
-from dlion.train.ranks import Ranks
 from dlion.train.runs import Record, RunFolder
 
 ROWS = 12
@@ -21,127 +19,101 @@ COLUMNS: tuple[tuple[str, Callable[[Record], str]], ...] = (
     ("val acc", lambda r: _number(r.get("val_accuracy"), ".2%")),
     ("samples/s", lambda r: _number(r["samples_per_s"] or None, ",.0f")),
     ("bits/param", lambda r: _number(r["bits_per_param_sent"] or None, ".2f")),
-    ("MB sent", lambda r: _number(r["bytes_sent"] / 1e6, ",.2f")),
+    ("MB sent", lambda r: _number(r["bytes_sent"] / 1e6, ",.2f") if r["step"] else ""),
     ("vs fp32", lambda r: _number(r["ratio"], ".1f", "x less") if r["bytes_sent"] else ""),
 )
 
 
 class Display(Protocol):
-    """What the loop tells the user."""
+    """What the loop tells the user. A closed pipe or terminal is no reason to stop training: it then says nothing."""
 
-    def start(self, folder: RunFolder, data: DataInfo, step: int, ranks: Ranks) -> None:
-        """Training begins after `step` steps."""
+    def say(self, *lines: str) -> None:
+        """Tell something that happens once."""
 
     def show(self, record: Record) -> None:
         """A step was recorded."""
 
-    def stopped(self, folder: RunFolder, step: int) -> None:
-        """A signal ended training after `step`; a checkpoint was written."""
-
-    def finished(self, folder: RunFolder, summary: Record) -> None:
-        """Training is complete and everything is written."""
+    def close(self) -> None:
+        """No more records will come."""
 
 
-def display(config: Settled, rank: int, stream: TextIO | None = None) -> Display:
-    """The display for this rank and for where its output goes (`stream`, standard output by default)."""
-    if rank != 0:
-        return Silent()
-    stream = stream or sys.stdout
-    console = Console(file=stream, highlight=False)
-    if console.is_terminal and not console.is_dumb_terminal:
-        return Terminal(config, console)
-    return Plain(config, stream)
+def display(steps: int, rank: int, stream: TextIO | None = None) -> Display:
+    """The display of a run of `steps` for this rank and for where its output goes (standard output by default).
+
+    Python's warnings go the same way, in one line each.
+    """
+    chosen: Display = Silent()
+    if rank == 0:
+        console = Console(file=stream or sys.stdout, highlight=False)
+        on_terminal = console.is_terminal and not console.is_dumb_terminal
+        chosen = Terminal(steps, console) if on_terminal else Plain(steps, stream or sys.stdout)
+    warnings.showwarning = _through(chosen)
+    return chosen
 
 
 class Silent:
     """Only rank 0 speaks."""
 
-    def start(self, folder: RunFolder, data: DataInfo, step: int, ranks: Ranks) -> None:
-        warnings.showwarning = lambda *_, **__: None
+    def say(self, *lines: str) -> None: ...
 
     def show(self, record: Record) -> None: ...
 
-    def stopped(self, folder: RunFolder, step: int) -> None: ...
-
-    def finished(self, folder: RunFolder, summary: Record) -> None: ...
+    def close(self) -> None: ...
 
 
 class Plain:
     """One line per record, without control characters."""
 
-    def __init__(self, config: Settled, stream: TextIO) -> None:
-        self._config = config
+    def __init__(self, steps: int, stream: TextIO) -> None:
+        self._steps = steps
         self._stream = stream
 
-    def start(self, folder: RunFolder, data: DataInfo, step: int, ranks: Ranks) -> None:
-        warnings.showwarning = _warn_through(self._say)
-        for line in _opening(self._config, folder, data, step, ranks):
-            self._say(line)
+    def say(self, *lines: str) -> None:
+        with suppress(OSError):
+            for line in lines:
+                print(line, file=self._stream, flush=True)
 
     def show(self, record: Record) -> None:
         cells = ((name, text(record)) for name, text in COLUMNS)
         parts = [f"{name} {cell}" for name, cell in cells if cell]
-        self._say(f"step {record['step']}/{self._config.steps}  {'  '.join(parts)}")
+        self.say(f"step {record['step']}/{self._steps}  {'  '.join(parts)}")
 
-    def stopped(self, folder: RunFolder, step: int) -> None:
-        self._say(_stop_line(folder, step))
-
-    def finished(self, folder: RunFolder, summary: Record) -> None:
-        for line in _closing(folder, summary):
-            self._say(line)
-
-    def _say(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+    def close(self) -> None: ...
 
 
 class Terminal:
     """A table that stays in place: the latest evaluations and the current step."""
 
-    def __init__(self, config: Settled, console: Console) -> None:
-        self._config = config
+    def __init__(self, steps: int, console: Console) -> None:
+        self._steps = steps
         self._console = console
         self._live = Live(console=console, auto_refresh=False)
         self._evaluated: list[Record] = []
 
-    def start(self, folder: RunFolder, data: DataInfo, step: int, ranks: Ranks) -> None:
-        warnings.showwarning = _warn_through(self._say)
-        for line in _opening(self._config, folder, data, step, ranks):
-            self._say(line)
-        self._live.start()
+    def say(self, *lines: str) -> None:
+        with suppress(OSError):
+            for line in lines:
+                self._console.print(line, markup=False, soft_wrap=True)
 
     def show(self, record: Record) -> None:
-        rows = [*self._evaluated[-ROWS:], record]
-        if "val_loss" in record:
-            self._evaluated.append(record)
         table = Table("step", *(name for name, _ in COLUMNS), box=None, pad_edge=False)
         for column in table.columns:
             column.justify = "right"
-        for row in rows:
-            table.add_row(f"{row['step']}/{self._config.steps}", *(text(row) for _, text in COLUMNS))
-        self._live.update(table, refresh=True)
+        for row in [*self._evaluated[-ROWS:], record]:
+            table.add_row(f"{row['step']}/{self._steps}", *(text(row) for _, text in COLUMNS))
+        if "val_loss" in record:
+            self._evaluated.append(record)
+        with suppress(OSError):
+            self._live.start()
+            self._live.update(table, refresh=True)
 
-    def stopped(self, folder: RunFolder, step: int) -> None:
-        self._live.stop()
-        self._say(_stop_line(folder, step))
-
-    def finished(self, folder: RunFolder, summary: Record) -> None:
-        self._live.stop()
-        for line in _closing(folder, summary):
-            self._say(line)
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, soft_wrap=True)
+    def close(self) -> None:
+        with suppress(OSError):
+            self._live.stop()
 
 
-def _opening(config: Settled, folder: RunFolder, data: DataInfo, step: int, ranks: Ranks) -> list[str]:
-    threads = f"{ranks.threads} thread{'s' if ranks.threads > 1 else ''} each"
-    workers = f"{config.workers} worker{'s' if config.workers > 1 else ''} on {ranks.device.type}, {threads}"
-    first = f"{config.task} with {config.model}, {config.method}, {workers}: {folder.path}"
-    resumed = [f"resumed after step {step}"] if step else []
-    return [first, data.note, *resumed]
-
-
-def _closing(folder: RunFolder, summary: Record) -> list[str]:
+def results(folder: RunFolder, summary: Record) -> list[str]:
+    """The last words about a finished run."""
     accuracy = summary.get("val_accuracy")
     quality = f"validation loss {_number(summary['val_loss'], '.4f')}"
     if accuracy is not None:
@@ -149,19 +121,15 @@ def _closing(folder: RunFolder, summary: Record) -> list[str]:
     return [
         f"done: {quality} after {summary['steps']} steps, {summary['seconds']:.1f} s of training",
         f"each worker sent {summary['bits_per_param_sent']:.2f} bits per parameter and step, "
-        f"{summary['bytes_sent'] / 1e6:,.2f} MB in all, {summary['ratio']:.1f} times less than fp32 ({summary['kernels']} kernels)",
+        f"{summary['bytes_sent'] / 1e6:,.2f} MB in all, {summary['ratio']:.1f} times less than fp32",
         f"report: {folder.report_file}",
         f"run folder: {folder.path}",
     ]
 
 
-def _stop_line(folder: RunFolder, step: int) -> str:
-    return f"stopped after step {step}; go on with: dlion train --resume {folder.path}"
-
-
-def _warn_through(say: Callable[[str], None]) -> Callable[..., None]:
+def _through(display: Display) -> Callable[..., None]:
     def showwarning(message: Warning | str, *_: Any, **__: Any) -> None:
-        say(f"warning: {' '.join(str(message).split())}")
+        display.say(f"warning: {' '.join(str(message).split())}")
 
     return showwarning
 

@@ -7,10 +7,11 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from dlion.errors import ExchangeError
 from dlion.channel import Channel
+from dlion.errors import ExchangeError
 from dlion.train.config import TrainConfig
 
 
@@ -22,7 +23,7 @@ class StopSign:
         received: Number of the signal that this process was sent, 0 if none.
     """
 
-    def __init__(self, store: dist.Store, received: Callable[[], int]) -> None:
+    def __init__(self, store: Store, received: Callable[[], int]) -> None:
         self._store = store
         self._received = received
         self._last: int | None = None

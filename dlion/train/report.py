@@ -3,6 +3,7 @@
 import html
 import io
 import logging
+import re
 from typing import Any
 
 import matplotlib
@@ -16,7 +17,7 @@ from dlion.train.runs import Record, RunFolder, write_whole
 # in style too. INK stands for the text colour of the page and is replaced in the drawing.
 TRAINING, VALIDATION, INK = "#0a84c6", "#e06c00", "#010203"
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -25,7 +26,9 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "svg.fonttype": "path",
     "svg.hashsalt": "dlion",
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK),
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK
+    ),
 }
 
 PAGE = """<!doctype html>
@@ -45,6 +48,7 @@ svg {{ width: 100%; height: auto; }}
 .tables {{ display: flex; flex-wrap: wrap; gap: 0 3rem; align-items: flex-start; }}
 table {{ border-collapse: collapse; }}
 th, td {{ text-align: left; vertical-align: top; padding: 0.15rem 1.5rem 0.15rem 0; overflow-wrap: anywhere; }}
+section {{ flex: 1 1 20rem; }}
 th {{ font-weight: normal; opacity: 0.75; white-space: nowrap; }}
 </style>
 </head>
@@ -67,7 +71,7 @@ def write_report(folder: RunFolder, config: Settled, summary: Record) -> None:
     page = PAGE.format(
         title=html.escape(folder.path.resolve().name),
         subtitle=html.escape(
-            f"{summary['task']} ({summary['data']['name']}), model {summary['model']} with {summary['params']:,} parameters, "
+            f"{summary['data']['name']}, model {summary['model']} with {summary['params']:,} parameters, "
             f"method {summary['method']}, {summary['workers']} workers, {summary['steps']:,} steps"
         ),
         facts="".join(f"<li><b>{html.escape(value)}</b>{html.escape(name)}</li>" for name, value in _facts(summary)),
@@ -104,7 +108,8 @@ def _drawing(records: list[Record]) -> str:
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     drawing = buffer.getvalue()
-    drawing = drawing[drawing.index("<svg") :].replace(INK, "currentColor")
+    drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing[drawing.index("<svg") :], flags=re.DOTALL)
+    drawing = drawing.replace(INK, "currentColor")
     return drawing.replace("<svg", '<svg role="img" aria-label="Curves of the run"', 1)
 
 
@@ -114,7 +119,15 @@ def _curves(axes: Axes, records: list[Record], metric: str, x: str, unit: float,
         lines.insert(0, ("loss", "training", TRAINING, "-"))
     for key, name, colour, style in lines:
         points = [(record[x] / unit, record[key]) for record in records if record.get(key) is not None]
-        axes.plot([a for a, _ in points], [b for _, b in points], style, color=colour, label=name, markersize=3.5, linewidth=1.5)
+        axes.plot(
+            [a for a, _ in points],
+            [b for _, b in points],
+            style,
+            color=colour,
+            label=name,
+            markersize=3.5,
+            linewidth=1.5,
+        )
     axes.set_xlabel(label)
     axes.set_ylabel(metric)
     axes.set_xlim(left=0)
@@ -132,7 +145,9 @@ def _flat(summary: Record) -> Record:
 
 
 def _table(values: Record) -> str:
-    rows = (f"<tr><th>{html.escape(key)}</th><td>{html.escape(_text(value))}</td></tr>" for key, value in values.items())
+    rows = (
+        f"<tr><th>{html.escape(key)}</th><td>{html.escape(_text(value))}</td></tr>" for key, value in values.items()
+    )
     return f"<table>{''.join(rows)}</table>"
 
 

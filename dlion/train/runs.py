@@ -1,13 +1,13 @@
 """The folder of a run: its name, its configuration, its metrics and its results.
 
-    runs/NAME/
-      config.toml              the flags; `dlion train --config` of this file repeats the run
-      metrics.jsonl            one object per logged step
-      summary.json             the results, written when the run is finished
-      model.safetensors        the model with the best validation metric so far
-      model-last.safetensors   the model after the last step
-      report.html              curves and tables
-      checkpoints/             what `--resume` needs (see checkpoints.py)
+runs/NAME/
+  config.toml              the flags; `dlion train --config` of this file repeats the run
+  metrics.jsonl            one object per logged step
+  summary.json             the results, written when the run is finished
+  model.safetensors        the model with the best validation metric so far
+  model-last.safetensors   the model after the last step
+  report.html              curves and tables
+  checkpoints/             what `--resume` needs (see checkpoints.py)
 """
 
 import json
@@ -75,7 +75,9 @@ class RunFolder:
         """
         folder = cls(path)
         if not folder.config_file.is_file():
-            raise ValueError(f"{path} holds no run (it has no config.toml): give the folder that `dlion train` reported.")
+            raise ValueError(
+                f"{path} holds no run (it has no config.toml): give the folder that `dlion train` reported."
+            )
         return folder
 
     def write_config(self, config: Settled) -> None:

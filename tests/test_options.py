@@ -1,0 +1,106 @@
+"""What a constructor refuses, and what it says: the value that was given and the values that are allowed."""
+
+import math
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dlion import Distributed, DistributedLion
+
+
+def parameter(value: float) -> nn.Parameter:
+    return nn.Parameter(torch.tensor([value]))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lr": -1.0}, ("lr=-1.0", "0 or greater")),
+        ({"lr": math.nan}, ("lr=nan", "finite")),
+        ({"lr": math.inf}, ("lr=inf", "finite")),
+        ({"lr": "0.1"}, ("lr='0.1'", "number")),
+        ({"lr": [0.1]}, ("lr=[0.1]", "number")),
+        ({"lr": torch.tensor([0.1, 0.2])}, ("2 elements", "one element")),
+        ({"lr": torch.tensor(-0.5)}, ("lr=", "-0.5", "0 or greater")),
+        ({"betas": (1.0, 0.99)}, ("betas=(1.0, 0.99)", "below 1")),
+        ({"betas": (0.9, -0.1)}, ("betas=(0.9, -0.1)", "at least 0")),
+        ({"betas": (0.9, math.nan)}, ("betas=(0.9, nan)", "two numbers")),
+        ({"betas": (0.9,)}, ("betas=(0.9,)", "two numbers")),
+        ({"betas": (0.9, 0.99, 0.999)}, ("betas=", "two numbers")),
+        ({"betas": 0.9}, ("betas=0.9", "two numbers")),
+        ({"betas": ("a", "b")}, ("betas=('a', 'b')", "two numbers")),
+        ({"weight_decay": -0.1}, ("weight_decay=-0.1", "0 or greater")),
+        ({"weight_decay": math.nan}, ("weight_decay=nan", "finite")),
+        ({"weight_decay": math.inf}, ("weight_decay=inf", "finite")),
+        ({"weight_decay": "much"}, ("weight_decay='much'", "number")),
+        ({"vote": "plurality"}, ("vote='plurality'", "majority, average")),
+        ({"topology": "ring"}, ("topology='ring'", "auto, sharded, replicated, server")),
+        ({"ties": "up"}, ("ties='up'", "rotate, alternate, zero")),
+        ({"ties": "zero"}, ("ties='zero'", "zeros='exact'")),
+        ({"ties": "rotate", "vote": "average"}, ("ties='rotate'", "no majority")),
+        ({"zeros": "up"}, ("zeros='up'", "balanced, exact")),
+        ({"nonfinite": "ignore"}, ("nonfinite='ignore'", "abstain, skip, raise")),
+        ({"kernels": "abacus"}, ("kernels='abacus'", "auto, reference")),
+        ({"maximize": "yes"}, ("maximize='yes'", "True or False")),
+        ({"bucket_bytes": 0}, ("bucket_bytes=0", "multiple of 8")),
+        ({"bucket_bytes": -8}, ("bucket_bytes=-8", "positive")),
+        ({"bucket_bytes": 12}, ("bucket_bytes=12", "multiple of 8")),
+        ({"bucket_bytes": 8.0}, ("bucket_bytes=8.0", "multiple of 8")),
+        ({"timeout": 0}, ("timeout=0", "positive")),
+        ({"timeout": -1.5}, ("timeout=-1.5", "positive")),
+        ({"timeout": math.nan}, ("timeout=nan", "positive")),
+        ({"timeout": math.inf}, ("timeout=inf", "positive")),
+        ({"timeout": "soon"}, ("timeout='soon'", "seconds")),
+        ({"timeout": 1e30}, ("timeout=1e+30", "seconds")),
+        ({"timeout": timedelta(0)}, ("timeout=", "positive")),
+        ({"process_group": "gloo"}, ("process_group='gloo'", "ProcessGroup")),
+        ({"process_group": -100}, ("process_group=-100", "not a member")),
+    ],
+)
+def test_options_out_of_range_are_refused_with_what_is_allowed(options: dict[str, Any], said: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError) as caught:
+        DistributedLion([parameter(1.0)], **options)
+    for part in said:
+        assert part in str(caught.value)
+
+
+def test_methods_have_their_own_defaults_and_refuse_options_without_meaning() -> None:
+    assert Distributed([parameter(1.0)]).param_groups[0]["lr"] == 1e-4
+    adam = Distributed([parameter(1.0)], "g-adamw").param_groups[0]
+    assert (adam["lr"], adam["betas"], adam["weight_decay"]) == (1e-3, (0.9, 0.999), 0.0)
+    with pytest.raises(ValueError, match=r"method='sgd'.*dlion-mavo, dlion-avg, g-lion, g-adamw"):
+        Distributed([parameter(1.0)], "sgd")
+    for options in ({"topology": "sharded"}, {"zeros": "exact"}):
+        with pytest.raises(ValueError, match="method='g-lion' exchanges full precision"):
+            Distributed([parameter(1.0)], "g-lion", **options)
+    with pytest.raises(ValueError, match="ties='rotate' has no meaning"):
+        Distributed([parameter(1.0)], "g-adamw", ties="rotate")
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.float8_e4m3fn])
+def test_dtypes_that_cannot_be_voted_on_are_refused_unless_frozen(dtype: torch.dtype) -> None:
+    odd = nn.Parameter(torch.ones(2).to(dtype))
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(ValueError, match=f"odd is {name}.*float32, float64, bfloat16, float16"):
+        DistributedLion([("odd", odd)])
+    odd.requires_grad_(False)
+    optimizer = DistributedLion([odd, parameter(1.0)])
+    optimizer.step()
+    odd.requires_grad_(True)
+    with pytest.raises(ValueError, match=f"is {name}"):
+        optimizer.step()
+
+
+def test_sparse_gradients_are_refused_and_name_the_remedy() -> None:
+    table = nn.Embedding(4, 3, sparse=True)
+    optimizer = DistributedLion(table.parameters())
+    table(torch.tensor([1])).sum().backward()
+    before = table.weight.detach().clone()
+    with pytest.raises(ValueError, match="sparse=False"):
+        optimizer.step()
+    assert torch.equal(before, table.weight)
+    with pytest.raises(ValueError, match="sparse"):
+        DistributedLion([nn.Parameter(torch.eye(2).to_sparse())])

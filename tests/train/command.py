@@ -1,0 +1,60 @@
+"""Runs the command `dlion` as a user does: in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ("--workers", "2", "--batch-size", "4", "--log-every", "1", "--device", "cpu")
+_LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in _LAUNCHED}
+    return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+
+
+def start(arguments: Sequence[str], folder: Path, module: Sequence[str] = ("-m", "dlion")) -> "subprocess.Popen[str]":
+    """The command in `folder`, in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, *module, *arguments],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def dlion(arguments: Sequence[str], folder: Path, status: int = 0) -> tuple[str, str]:
+    """Run the command to its end, which must be `status`; its output and its errors."""
+    process = start(arguments, folder)
+    output, errors = process.communicate(timeout=100)
+    assert process.returncode == status, (process.returncode, output, errors)
+    return output, errors
+
+
+def await_step(process: "subprocess.Popen[str]", step: int) -> None:
+    """Read the command's output until it reports `step`."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(f"step {step}/"):
+            return
+    raise AssertionError(f"ended before step {step}: {process.stderr.read() if process.stderr else ''}")
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what a clock measured."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: line[key] for key in line if key not in ("seconds", "samples_per_s")} for line in lines]
+
+
+def children(process: "subprocess.Popen[str]") -> list[int]:
+    """Process ids of the local ranks, in rank order."""
+    text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(pid) for pid in text.split()]

@@ -1,0 +1,151 @@
+"""Guards the run folder: names that two commands never share, resuming to the bit, damage that is found."""
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from command import TINY, dlion, records
+
+from dlion.train.config import Settled, TrainConfig, from_flags, learning_rate, read_toml, settle, to_flags
+from dlion.train.runs import RunFolder
+
+CADENCE = ("--eval-every", "8", "--save-every", "7")
+
+
+@pytest.fixture
+def config() -> Settled:
+    return settle(TrainConfig(seed=3), model="conv", workers=2, steps_per_epoch=10)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same run, once in 20 steps and once in 10 and then on to 20."""
+    folder = tmp_path_factory.mktemp("pair")
+    train = ["train", *TINY, *CADENCE, "--out", ".", "--warmup-steps", "3"]
+    dlion([*train, "--steps", "20", "--name", "whole"], folder)
+    dlion([*train, "--steps", "10", "--name", "halves"], folder)
+    assert [line["step"] for line in records(folder / "halves") if "val_loss" in line] == [0, 8, 10]
+    output, _ = dlion(["train", "--resume", "halves", "--steps", "20"], folder)
+    assert "resumed after step 10" in output
+    return folder / "whole", folder / "halves"
+
+
+def test_resuming_equals_never_having_stopped(pair: tuple[Path, Path]) -> None:
+    whole, halves = pair
+    assert records(halves) == records(whole)
+    for name in ("model.safetensors", "model-last.safetensors", "config.toml"):
+        assert (halves / name).read_bytes() == (whole / name).read_bytes()
+    for rank in range(2):
+        states = [torch.load(run / f"checkpoints/step-00000020/rank-{rank}.pt", weights_only=True) for run in pair]
+        momenta = [[slot["exp_avg"] for slot in state["optimizer"]["state"].values()] for state in states]
+        assert len(momenta[0]) == len(momenta[1]) > 0
+        assert all(torch.equal(*two) for two in zip(*momenta, strict=True))
+        assert states[0]["stats"]["bytes_sent"] == states[1]["stats"]["bytes_sent"]
+
+
+def test_workers_keep_momenta_of_their_own(pair: tuple[Path, Path]) -> None:
+    files = json.loads((pair[0] / "checkpoints/step-00000020/manifest.json").read_text())["files"]
+    assert files["rank-0.pt"]["sha256"] != files["rank-1.pt"]["sha256"]
+
+
+def test_the_last_two_checkpoints_are_kept(pair: tuple[Path, Path]) -> None:
+    assert sorted(path.name for path in (pair[0] / "checkpoints").iterdir()) == ["step-00000014", "step-00000020"]
+
+
+def test_a_finished_run_says_so(pair: tuple[Path, Path]) -> None:
+    run = pair[0]
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    output, errors = dlion(["train", "--resume", "whole"], run.parent)
+    assert "is finished after 20 steps" in output and errors == ""
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def run_main(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    from dlion.cli import main
+
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+def test_a_resumed_run_cannot_become_another(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    said = run_main(["train", "--resume", str(pair[0]), "--lr", "0.5", "--steps", "30"], capsys)
+    assert "holds a different run (--lr is 0.001 there and 0.5 here)" in said
+    assert "--steps must be more" in run_main(["train", "--resume", str(pair[0]), "--steps", "5"], capsys)
+
+
+def test_a_taken_name_is_an_error(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["train", "--out", str(pair[0].parent), "--name", "whole"]
+    assert "holds a different run" in run_main(where, capsys)
+    same = ["--config", str(pair[0] / "config.toml")]
+    assert "already holds this run" in run_main([*where, *same], capsys)
+
+
+@pytest.mark.parametrize("damage", ["grow", "flip", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_found_before_it_is_read(
+    damage: str, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = pair[1] / "checkpoints/step-00000020"
+    victim = checkpoint / ("manifest.json" if damage == "manifest" else "rank-1.pt")
+    whole = victim.read_bytes()
+    try:
+        if damage == "remove":
+            victim.unlink()
+        elif damage == "flip":
+            victim.write_bytes(whole[:500] + bytes([whole[500] ^ 1]) + whole[501:])
+        else:
+            victim.write_bytes(whole + b"}" if damage == "grow" else whole[: len(whole) // 2])
+        said = run_main(["train", "--resume", str(pair[1]), "--steps", "30"], capsys)
+        assert "is damaged" in said and "delete" in said
+    finally:
+        victim.write_bytes(whole)
+
+
+def test_names_are_free_and_never_shared(tmp_path: Path, config: Settled) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: RunFolder.create(tmp_path, None, config).path.name, range(8)))
+    stem = "fashion-mnist-dlion-mavo-n2-s3"
+    assert sorted(folders) == sorted([stem, *(f"{stem}-{k}" for k in range(2, 9))])
+
+
+def test_a_configuration_survives_its_file(tmp_path: Path, config: Settled) -> None:
+    changed = replace(config, iid=False, clip_norm=0.5, schedule="cosine", lr=1 / 3)
+    folder = RunFolder.create(tmp_path, "x", changed)
+    assert folder.read_config() == changed
+    assert from_flags(to_flags(changed)) == changed
+    assert set(read_toml(folder.config_file)) == set(to_flags(changed))
+
+
+def test_records_survive_a_crash_and_numbers_that_are_not(tmp_path: Path, config: Settled) -> None:
+    folder = RunFolder.create(tmp_path, None, config)
+    for step in range(4):
+        folder.append({"step": step, "loss": float("nan") if step == 1 else 0.5})
+    with folder.metrics_file.open("a") as file:
+        file.write('{"step": 4, "lo')
+    assert [record["loss"] for record in folder.records()] == [0.5, None, 0.5, 0.5]
+    folder.forget_from(2)
+    assert [record["step"] for record in folder.records()] == [0, 1]
+    assert "NaN" not in folder.metrics_file.read_text()
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
+def test_learning_rates_warm_up_and_never_vanish(config: Settled, schedule: str) -> None:
+    plan = replace(config, steps=20, warmup_steps=5, lr=1.0, schedule=schedule)  # type: ignore[arg-type]
+    rates = [learning_rate(plan, step) for step in range(1, 21)]
+    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert rates[5] == 1.0 and min(rates) > 0.0
+    assert rates[5:] == sorted(rates[5:], reverse=True)
+    assert (rates[-1] < 0.1) == (schedule != "constant")
+
+
+def test_epochs_count_the_whole_set_for_each_worker() -> None:
+    assert settle(TrainConfig(epochs=3), model="conv", workers=2, steps_per_epoch=10).steps == 30
+
+
+def test_no_temporary_file_stays(pair: tuple[Path, Path]) -> None:
+    assert not [path for path in pair[0].parent.rglob("*") if re.search(r"\.tmp$", path.name)]
