@@ -18,9 +18,9 @@ from dlion.codecs import Moment
 from dlion.errors import AgreementError, NonFiniteGradientError
 from dlion.header import NOBODY, BallotHeader, Status, VerdictHeader, worst
 from dlion.layout import Bucket, Layout, Replica, from_shards, into_shards, local
-from dlion.methods import Wire
 from dlion.ops.bits import checksum
 from dlion.options import Options
+from dlion.pipeline import Wire
 from dlion.stats import Stats
 from dlion.tallies import Tally
 from dlion.topology import AllReduce, Replicated, Server, Sharded, Solo, Topology

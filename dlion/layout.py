@@ -4,6 +4,7 @@ Everything here follows from `param_groups` and `requires_grad` alone, never fro
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -70,6 +71,10 @@ class Bucket:
     @property
     def words(self) -> int:
         return self.size // WORD
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        return [piece.offset for piece in self.pieces]
 
 
 @dataclass(frozen=True)
@@ -188,6 +193,10 @@ class Replica:
         """The parameter group of a slot."""
         return self.param_groups[self._group[slot]]
 
+    def group_index(self, slot: int) -> int:
+        """The number of the parameter group of a slot."""
+        return self._group[slot]
+
     def gradient(self, piece: Piece) -> Tensor:
         """f[n]: the local gradient; zeros where there is none."""
         param = self.params[piece.slot]
@@ -203,6 +212,11 @@ class Replica:
     def parameter(self, piece: Piece) -> Tensor:
         """f[n]: a view, or a copy where the parameter is not contiguous."""
         return local(self.params[piece.slot]).detach().reshape(-1)[piece.start : piece.stop]
+
+    def part(self, piece: Piece, tensor: Tensor) -> Tensor:
+        """A parameter, gradient or momentum itself where the piece is all of it, else f[n] as in `parameter`."""
+        here = local(tensor)
+        return here if piece.stop - piece.start == here.numel() else here.reshape(-1)[piece.start : piece.stop]
 
     def write(self, piece: Piece, values: Tensor) -> None:
         """Make `values`, f[n], the elements of the piece; nothing to do where they are a view of it."""

@@ -3,30 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
-from dlion.codecs import Cast, CountPlanes, Encoder, SignBits, SumPlanes, TernaryBits
+from dlion.codecs import Cast, CountPlanes, SignBits, SumPlanes, TernaryBits
+from dlion.ops import reference
+from dlion.pipeline import FusedLion, Pipeline, Steps, Wire
 from dlion.rules import Global, Gradient, Lion, Rule
-from dlion.tallies import Count, Majority, TernaryMajority, TernaryVotes, Total, Votes
-
-
-class Decoder(Protocol):
-    """Bytes -> numbers."""
-
-    def decode(self, verdict: Tensor, voters: int) -> Any:
-        """T[planes, n] and the number of voters -> what the rule's `apply` takes."""
-
-
-@dataclass(frozen=True)
-class Wire:
-    """How messages travel: encoding of ballots, counting, decoding of verdicts."""
-
-    up: Encoder
-    count: Count
-    down: Decoder
+from dlion.tallies import Majority, TernaryMajority, TernaryVotes, Total, Votes
 
 
 @dataclass(frozen=True)
@@ -37,6 +21,11 @@ class Choices:
     workers: int
     ties: str
     zeros: str
+
+    @property
+    def said_zeros(self) -> str:
+        """What ballots say of zeros: one worker alone says them exactly, since no bit travels."""
+        return "exact" if self.workers == 1 else self.zeros
 
 
 @dataclass(frozen=True)
@@ -54,17 +43,24 @@ class Method:
     votes: bool
     breaks_ties: bool
 
+    def steps(self, rule: Rule, choices: Choices) -> Steps:
+        """The implementation: votes run fused where kernels other than the reference do, all else one by one."""
+        wire = self.wire(choices)
+        if self.votes and choices.kernels is not reference:
+            return FusedLion(choices.kernels, wire, choices.said_zeros)
+        return Pipeline(rule, wire)
+
 
 def majority(c: Choices) -> Wire:
     """One bit each way; two with `zeros="exact"`, and for one worker alone, where no bit travels."""
-    if c.zeros == "exact" or c.workers == 1:
+    if c.said_zeros == "exact":
         return Wire(TernaryBits(c.kernels), TernaryMajority(c.kernels, c.ties), TernaryBits(c.kernels))
     return Wire(SignBits(c.kernels), Majority(c.kernels, c.ties), SignBits(c.kernels))
 
 
 def average(c: Choices) -> Wire:
     """One bit up (two with `zeros="exact"` or alone), the count of votes down."""
-    if c.zeros == "exact" or c.workers == 1:
+    if c.said_zeros == "exact":
         return Wire(TernaryBits(c.kernels), TernaryVotes(c.kernels, c.workers), SumPlanes())
     return Wire(SignBits(c.kernels), Votes(c.kernels, c.workers), CountPlanes())
 

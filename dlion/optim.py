@@ -18,6 +18,7 @@ from dlion.loading import momenta_kept
 from dlion.methods import METHODS, Choices
 from dlion.ops import choose
 from dlion.options import Options, check_group, check_parameters, check_process_group, one_of, warn_of_rounding
+from dlion.pipeline import Steps
 from dlion.stats import Stats
 
 
@@ -87,6 +88,7 @@ class Distributed(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     _exchange: Exchange | None
+    _steps: Steps
     _key: tuple[Any, ...]
     _warned: bool
 
@@ -115,18 +117,16 @@ class Distributed(torch.optim.Optimizer):
         moved = False
         for bucket, verdict, header in exchange.decide(self._verdicts(exchange)):
             if header.voters:
-                update = exchange.wire.down.decode(verdict, header.voters)
-                self._rule.apply(exchange.replica, bucket, update)
+                self._steps.apply(exchange.replica, bucket, verdict, header.voters)
                 moved = True
-        self._rule.finish(exchange.replica)
+        self._steps.finish(exchange.replica)
         self._count(exchange, moved)
         exchange.guard()
         return loss
 
     def _verdicts(self, exchange: Exchange) -> Iterator[Reading]:
         for bucket in exchange.layout.buckets:
-            message, finite = self._rule.message(exchange.replica, bucket)  # moves momentum
-            ballots = exchange.wire.up.encode(message, bucket, exchange.moment)
+            ballots, finite = self._steps.ballot(exchange.replica, bucket, exchange.moment)  # moves momentum
             yield exchange.consult(bucket, ballots, finite)
 
     def _count(self, exchange: Exchange, moved: bool) -> None:
@@ -159,10 +159,10 @@ class Distributed(torch.optim.Optimizer):
     def _agreed(self, group: dist.ProcessGroup | None) -> Exchange:
         workers = group.size() if group is not None else 1
         choices = Choices(choose(self.kernels)[1], workers, self.options.ties, self.options.zeros)
-        wire = METHODS[self.method].wire(choices)
+        self._steps = METHODS[self.method].steps(self._rule, choices)
         # not self.defaults: torch adds a key to it when a state dict is loaded, which may happen on some workers only
         keys = (*self._rule.defaults(), "weight_decay", "maximize")
-        return Exchange(group, self.options, wire, self.param_groups, keys, self.state, self.stats)
+        return Exchange(group, self.options, self._steps.wire, self.param_groups, keys, self.state, self.stats)
 
     def _group(self) -> dist.ProcessGroup | None:
         if self._lost_group:

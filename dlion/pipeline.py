@@ -1,0 +1,128 @@
+"""The three verbs of a step: ballot, (tally), apply. Two implementations that agree to the bit.
+
+`Pipeline` puts a rule and codecs one after another: the specification, and what every method runs on. `FusedLion`
+does the same for Lion's votes with one kernel call a bucket for each verb, on tensors where they are.
+"""
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dlion.codecs import Encoder, Levels, Moment
+from dlion.layout import Bucket, Replica
+from dlion.rules import Rule
+from dlion.tallies import Count
+
+
+class Decoder(Protocol):
+    """Bytes -> numbers."""
+
+    def decode(self, verdict: Tensor, voters: int) -> Any:
+        """T[planes, n] and the number of voters -> what the rule's `apply` takes."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How messages travel: encoding of ballots, counting, decoding of verdicts."""
+
+    up: Encoder
+    count: Count
+    down: Decoder
+
+
+class Steps(Protocol):
+    """What the optimizer asks of an implementation."""
+
+    @property
+    def wire(self) -> Wire:
+        """How its messages travel."""
+
+    def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
+        """The bucket's ballot T[planes, n], and whether the gradients were finite. Moves local state."""
+
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: int) -> None:
+        """Do with the parameters what `voters` workers decided: T[planes, n]."""
+
+    def finish(self, replica: Replica) -> None:
+        """Called once when every bucket of the step has been applied."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """rule.message -> up.encode, and down.decode -> rule.apply."""
+
+    rule: Rule
+    wire: Wire
+
+    def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
+        message, finite = self.rule.message(replica, bucket)
+        return self.wire.up.encode(message, bucket, moment), finite
+
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: int) -> None:
+        self.rule.apply(replica, bucket, self.wire.down.decode(verdict, voters))
+
+    def finish(self, replica: Replica) -> None:
+        self.rule.finish(replica)
+
+
+@dataclass(frozen=True)
+class FusedLion:
+    """Lion's votes by kernels that read gradients and write momenta, words and parameters in one pass each.
+
+    Args:
+        kernels: with `ballot` and `apply` over lists of tensors.
+        wire: of votes; its encoder is what `ballot` does.
+        zeros: "balanced" or "exact", as that encoder has it.
+    """
+
+    kernels: ModuleType
+    wire: Wire
+    zeros: str
+
+    def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
+        params = [replica.params[piece.slot] for piece in bucket.pieces]
+        groups = replica.param_groups
+        words, finite = self.kernels.ballot(
+            [
+                None if param.grad is None else replica.part(piece, param.grad)
+                for piece, param in zip(bucket.pieces, params, strict=True)
+            ],
+            [
+                replica.part(piece, replica.state[param]["exp_avg"])
+                for piece, param in zip(bucket.pieces, params, strict=True)
+            ],
+            bucket.offsets,
+            [replica.group_index(piece.slot) for piece in bucket.pieces],
+            bucket.size,
+            [float(group["betas"][0]) for group in groups],
+            [float(group["betas"][1]) for group in groups],
+            [bool(group["maximize"]) for group in groups],
+            bucket.first_word,
+            moment.t,
+            moment.rank,
+            self.zeros,
+        )
+        return words, bool(finite)
+
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: int) -> None:
+        levels: Levels = self.wire.down.decode(verdict, voters)
+        tables: list[float] = []
+        decays: list[float] = []
+        for group in replica.param_groups:
+            lr = float(group["lr"])
+            tables += levels.table(lr)
+            decays.append(1 - lr * group["weight_decay"])
+        whole = [replica.params[piece.slot] for piece in bucket.pieces]
+        parts = [replica.part(piece, param) for piece, param in zip(bucket.pieces, whole, strict=True)]
+        groups = [replica.group_index(piece.slot) for piece in bucket.pieces]
+        self.kernels.apply(
+            parts, levels.planes, bucket.offsets, groups, tables, decays, "nearest", bucket.first_word, 0, 0
+        )
+        for piece, param, part in zip(bucket.pieces, whole, parts, strict=True):
+            if part is not param and not param.is_contiguous():
+                replica.write(piece, part.detach().reshape(-1))
+
+    def finish(self, replica: Replica) -> None:
+        pass
