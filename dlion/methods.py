@@ -21,6 +21,7 @@ class Choices:
     workers: int
     ties: str
     zeros: str
+    rounding: str
 
     @property
     def said_zeros(self) -> str:
@@ -33,21 +34,19 @@ class Method:
     """A named composition.
 
     Attributes:
-        votes: whether ballots are signs, so that `ties`, `zeros` and `topology` have a meaning.
-        breaks_ties: whether `ties` has one.
+        options: those of the optimizer that have a meaning here, beside the ones that always do.
     """
 
     description: str
-    rule: Callable[[ModuleType], Rule]
+    rule: Callable[[ModuleType, str], Rule]
     wire: Callable[[Choices], Wire]
-    votes: bool
-    breaks_ties: bool
+    options: frozenset[str]
 
     def steps(self, rule: Rule, choices: Choices) -> Steps:
         """The implementation: votes run fused where kernels other than the reference do, all else one by one."""
         wire = self.wire(choices)
-        if self.votes and choices.kernels is not reference:
-            return FusedLion(choices.kernels, wire, choices.said_zeros)
+        if "zeros" in self.options and choices.kernels is not reference:
+            return FusedLion(choices.kernels, wire, choices.said_zeros, choices.rounding)
         return Pipeline(rule, wire)
 
 
@@ -70,15 +69,11 @@ def mean(c: Choices) -> Wire:
     return Wire(Cast(), Total(), Cast())
 
 
+VOTES = frozenset({"topology", "zeros", "rounding"})
+
 METHODS = {
-    "dlion-mavo": Method("Distributed Lion, majority vote: 1 bit per parameter each way", Lion, majority, True, True),
-    "dlion-avg": Method("Distributed Lion, average of the votes: 1 bit up, the count down", Lion, average, True, False),
-    "g-lion": Method("Lion on the mean gradient, full precision", lambda k: Global(Lion(k)), mean, False, False),
-    "g-adamw": Method(
-        "AdamW on the mean gradient, full precision",
-        lambda k: Gradient(torch.optim.AdamW),
-        mean,
-        False,
-        False,
-    ),
+    "dlion-mavo": Method("Distributed Lion, majority vote: 1 bit each way", Lion, majority, VOTES | {"ties"}),
+    "dlion-avg": Method("Distributed Lion, average of the votes: 1 bit up, the count down", Lion, average, VOTES),
+    "g-lion": Method("Lion on the mean gradient", lambda k, r: Global(Lion(k, r)), mean, frozenset({"rounding"})),
+    "g-adamw": Method("AdamW on the mean gradient", lambda k, r: Gradient(torch.optim.AdamW), mean, frozenset()),
 }

@@ -17,7 +17,7 @@ from dlion.layout import Replica, layout_key
 from dlion.loading import momenta_kept
 from dlion.methods import METHODS, Choices
 from dlion.ops import choose
-from dlion.options import Options, check_group, check_parameters, check_process_group, one_of, warn_of_rounding
+from dlion.options import Options, check_group, check_parameters, check_process_group, one_of
 from dlion.pipeline import Steps
 from dlion.stats import Stats
 
@@ -44,8 +44,11 @@ class Distributed(torch.optim.Optimizer):
             "exact": two bits on the wire, a zero abstains at its element.
         nonfinite: what an infinite or NaN gradient does: "abstain": this worker's votes in the bucket do not count;
             "skip": nobody moves in this step; "raise": an error on every worker, and nothing was written.
+        rounding: of bfloat16 and float16 parameters. "stochastic" (the default of Lion): up or down with the odds of
+            the distance, equal on all workers, so that steps below the dtype's resolution are not lost; "nearest".
         maximize: step up the gradient.
-        kernels: "auto" or "reference".
+        kernels: "auto" takes "native" (C++, on CPU tensors) where it was compiled, else "reference" (pure torch). Both
+            give the same bits.
         bucket_bytes: one-bit ballots that travel together; a multiple of 8. The default 1 MiB is 8.4 million elements.
         timeout: seconds to wait for other workers; None takes the process group's.
 
@@ -71,13 +74,14 @@ class Distributed(torch.optim.Optimizer):
         ties: str | None = None,
         zeros: str = "balanced",
         nonfinite: str = "abstain",
+        rounding: str | None = None,
         maximize: bool = False,
         kernels: str = "auto",
         bucket_bytes: int = 2**20,
         timeout: float | timedelta | None = None,
     ) -> None:
         self.method = method
-        self.options = Options.checked(method, topology, ties, zeros, nonfinite, bucket_bytes, timeout)
+        self.options = Options.checked(method, topology, ties, zeros, nonfinite, rounding, bucket_bytes, timeout)
         self.kernels, _ = choose(kernels)
         self.stats = Stats()
         self.process_group = process_group
@@ -90,7 +94,6 @@ class Distributed(torch.optim.Optimizer):
     _exchange: Exchange | None
     _steps: Steps
     _key: tuple[Any, ...]
-    _warned: bool
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -117,7 +120,7 @@ class Distributed(torch.optim.Optimizer):
         moved = False
         for bucket, verdict, header in exchange.decide(self._verdicts(exchange)):
             if header.voters:
-                self._steps.apply(exchange.replica, bucket, verdict, header.voters)
+                self._steps.apply(exchange.replica, bucket, verdict, header.voters, exchange.moment)
                 moved = True
         self._steps.finish(exchange.replica)
         self._count(exchange, moved)
@@ -150,7 +153,6 @@ class Distributed(torch.optim.Optimizer):
             exchange = None
         for each in self.param_groups:  # dtypes and what is frozen may have changed since construction
             check_parameters(each)
-        self._warned = self._warned or warn_of_rounding(self.param_groups)
         self._exchange = exchange or self._agreed(group)
         self._key = key
         self._rule.allocate(self._exchange.replica)
@@ -158,7 +160,9 @@ class Distributed(torch.optim.Optimizer):
 
     def _agreed(self, group: dist.ProcessGroup | None) -> Exchange:
         workers = group.size() if group is not None else 1
-        choices = Choices(choose(self.kernels)[1], workers, self.options.ties, self.options.zeros)
+        choices = Choices(
+            choose(self.kernels)[1], workers, self.options.ties, self.options.zeros, self.options.rounding
+        )
         self._steps = METHODS[self.method].steps(self._rule, choices)
         # not self.defaults: torch adds a key to it when a state dict is loaded, which may happen on some workers only
         keys = (*self._rule.defaults(), "weight_decay", "maximize")
@@ -233,10 +237,9 @@ class Distributed(torch.optim.Optimizer):
 
     def _attach(self) -> None:
         """What is made anew in every process, and never pickled."""
-        self._rule = METHODS[self.method].rule(choose(self.kernels)[1])
+        self._rule = METHODS[self.method].rule(choose(self.kernels)[1], self.options.rounding)
         self._exchange = None
         self._key = ()
-        self._warned = False
 
 
 class DistributedLion(Distributed):
@@ -262,6 +265,7 @@ class DistributedLion(Distributed):
         ties: str | None = None,
         zeros: str = "balanced",
         nonfinite: str = "abstain",
+        rounding: str | None = None,
         maximize: bool = False,
         kernels: str = "auto",
         bucket_bytes: int = 2**20,
@@ -279,6 +283,7 @@ class DistributedLion(Distributed):
             ties=ties,
             zeros=zeros,
             nonfinite=nonfinite,
+            rounding=rounding,
             maximize=maximize,
             kernels=kernels,
             bucket_bytes=bucket_bytes,

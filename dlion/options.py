@@ -1,12 +1,10 @@
 """What a user chooses for an optimizer, checked at once: every error says what was given and what is allowed."""
 
 import math
-import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, SupportsFloat
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -17,6 +15,7 @@ from dlion.tallies import TIES
 TOPOLOGIES = ("auto", "sharded", "replicated", "server")
 ZEROS = ("balanced", "exact")
 NONFINITE = ("abstain", "skip", "raise")
+ROUNDINGS = ("stochastic", "nearest")
 LONGEST_TIMEOUT = 1e9  # seconds, 30 years: beyond it the network library's clocks overflow
 
 
@@ -29,6 +28,7 @@ class Options:
     ties: str
     zeros: str
     nonfinite: str
+    rounding: str
     bucket_bytes: int
     timeout: timedelta | None
 
@@ -39,6 +39,7 @@ class Options:
         ties: str | None,
         zeros: str,
         nonfinite: str,
+        rounding: str | None,
         bucket_bytes: int,
         timeout: float | timedelta | None,
     ) -> "Options":
@@ -47,18 +48,19 @@ class Options:
         one_of("topology", topology, TOPOLOGIES)
         one_of("zeros", zeros, ZEROS)
         one_of("nonfinite", nonfinite, NONFINITE)
-        if not METHODS[method].votes and (topology != "auto" or zeros != "balanced"):
+        if "topology" not in METHODS[method].options and (topology != "auto" or zeros != "balanced"):
             raise ValueError(
                 f"method={method!r} exchanges full precision, so leave topology and zeros at their defaults"
             )
         if not isinstance(bucket_bytes, int) or bucket_bytes < 8 or bucket_bytes % 8:
             raise ValueError(f"bucket_bytes={bucket_bytes!r} must be a positive multiple of 8 (one word)")
         ties = _checked_ties(method, ties, zeros)
-        return Options(method, topology, ties, zeros, nonfinite, bucket_bytes, _checked_timeout(timeout))
+        rounding = _checked_rounding(method, rounding)
+        return Options(method, topology, ties, zeros, nonfinite, rounding, bucket_bytes, _checked_timeout(timeout))
 
     def agreed(self, workers: int) -> dict[str, Any]:
         """The part that every worker must share."""
-        names = ("method", "topology", "ties", "zeros", "nonfinite", "bucket_bytes")
+        names = ("method", "topology", "ties", "zeros", "nonfinite", "rounding", "bucket_bytes")
         return {name: getattr(self, name) for name in names} | {"workers": workers}
 
 
@@ -98,7 +100,7 @@ def check_parameters(group: dict[str, Any]) -> None:
 
 
 def _checked_ties(method: str, ties: str | None, zeros: str) -> str:
-    if not METHODS[method].breaks_ties:
+    if "ties" not in METHODS[method].options:
         if ties is not None:
             raise ValueError(
                 f"ties={ties!r} has no meaning with method={method!r}, which has no majority: leave it out"
@@ -110,19 +112,6 @@ def _checked_ties(method: str, ties: str | None, zeros: str) -> str:
     return ties or "rotate"
 
 
-def warn_of_rounding(param_groups: list[dict[str, Any]]) -> bool:
-    """Warn if steps on some parameter are rounded to a dtype narrower than they are computed in; whether it did."""
-    trainable = [param for group in param_groups for param in group["params"] if param.requires_grad]
-    low = [param.dtype for param in trainable if param.dtype in (torch.bfloat16, torch.float16)]
-    if low:
-        warnings.warn(
-            f"parameters in {str(low[0]).removeprefix('torch.')} are rounded to nearest after each step, so steps much "
-            "smaller than a parameter are lost: keep parameters in float32 and compute under torch.autocast",
-            stacklevel=5,
-        )
-    return bool(low)
-
-
 def check_process_group(group: Any) -> None:
     """Raise a ValueError for what is no process group, or is one without this worker."""
     if group is None or isinstance(group, dist.ProcessGroup):
@@ -132,6 +121,16 @@ def check_process_group(group: Any) -> None:
             f"process_group={group!r}: this worker is not a member of the group: build the optimizer on members only"
         )
     raise ValueError(f"process_group={group!r} must be a torch.distributed ProcessGroup, or None for the default one")
+
+
+def _checked_rounding(method: str, rounding: str | None) -> str:
+    if "rounding" not in METHODS[method].options:
+        if rounding is not None:
+            raise ValueError(
+                f"rounding={rounding!r} has no meaning with method={method!r}: torch's optimizer rounds: leave it out"
+            )
+        return "nearest"
+    return one_of("rounding", rounding or "stochastic", ROUNDINGS)
 
 
 def _checked_timeout(timeout: float | timedelta | None) -> timedelta | None:

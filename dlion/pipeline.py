@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dlion.codecs import Encoder, Levels, Moment
 from dlion.layout import Bucket, Replica
-from dlion.rules import Rule
+from dlion.rules import ROUNDING_SEED, Rule
 from dlion.tallies import Count
 
 
@@ -42,7 +42,7 @@ class Steps(Protocol):
     def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
         """The bucket's ballot T[planes, n], and whether the gradients were finite. Moves local state."""
 
-    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: int) -> None:
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: int, moment: Moment) -> None:
         """Do with the parameters what `voters` workers decided: T[planes, n]."""
 
     def finish(self, replica: Replica) -> None:
@@ -60,8 +60,8 @@ class Pipeline:
         message, finite = self.rule.message(replica, bucket)
         return self.wire.up.encode(message, bucket, moment), finite
 
-    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: int) -> None:
-        self.rule.apply(replica, bucket, self.wire.down.decode(verdict, voters))
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: int, moment: Moment) -> None:
+        self.rule.apply(replica, bucket, self.wire.down.decode(verdict, voters), moment)
 
     def finish(self, replica: Replica) -> None:
         self.rule.finish(replica)
@@ -75,11 +75,13 @@ class FusedLion:
         kernels: with `ballot` and `apply` over lists of tensors.
         wire: of votes; its encoder is what `ballot` does.
         zeros: "balanced" or "exact", as that encoder has it.
+        rounding: of bf16 and fp16 parameters, "stochastic" or "nearest".
     """
 
     kernels: ModuleType
     wire: Wire
     zeros: str
+    rounding: str
 
     def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
         params = [replica.params[piece.slot] for piece in bucket.pieces]
@@ -106,7 +108,7 @@ class FusedLion:
         )
         return words, bool(finite)
 
-    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: int) -> None:
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: int, moment: Moment) -> None:
         levels: Levels = self.wire.down.decode(verdict, voters)
         tables: list[float] = []
         decays: list[float] = []
@@ -117,9 +119,8 @@ class FusedLion:
         whole = [replica.params[piece.slot] for piece in bucket.pieces]
         parts = [replica.part(piece, param) for piece, param in zip(bucket.pieces, whole, strict=True)]
         groups = [replica.group_index(piece.slot) for piece in bucket.pieces]
-        self.kernels.apply(
-            parts, levels.planes, bucket.offsets, groups, tables, decays, "nearest", bucket.first_word, 0, 0
-        )
+        where = (bucket.first_word, moment.t, ROUNDING_SEED)
+        self.kernels.apply(parts, levels.planes, bucket.offsets, groups, tables, decays, self.rounding, *where)
         for piece, param, part in zip(bucket.pieces, whole, parts, strict=True):
             if part is not param and not param.is_contiguous():
                 replica.write(piece, part.detach().reshape(-1))

@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dlion.codecs import Levels
+from dlion.codecs import Levels, Moment
 from dlion.layout import WORD, Bucket, Piece, Replica, local, momentum_dtype
+
+ROUNDING_SEED = 0  # of stochastic rounding; one for all runs, because it must be one for all workers
 
 
 class Rule(Protocol):
@@ -27,7 +29,7 @@ class Rule(Protocol):
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         """f[bucket.size], 0 in padding, and whether the gradients were finite. May move local state."""
 
-    def apply(self, replica: Replica, bucket: Bucket, verdict: Any) -> None:
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Any, moment: Moment) -> None:
         """Do with this worker's copy of the parameters what all workers do."""
 
     def finish(self, replica: Replica) -> None:
@@ -36,9 +38,15 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Lion:
-    """Lion's message from the local gradient and momentum (arXiv 2404.00438, Algorithm 1)."""
+    """Lion's message from the local gradient and momentum (arXiv 2404.00438, Algorithm 1).
+
+    Args:
+        rounding: of bf16 and fp16 parameters: "stochastic", equal on all workers and complemented in the next step, so
+            that steps below the dtype's resolution are not lost; or "nearest".
+    """
 
     kernels: ModuleType
+    rounding: str
 
     def defaults(self) -> dict[str, Any]:
         return {"lr": 1e-4, "betas": (0.9, 0.99)}
@@ -60,19 +68,21 @@ class Lion:
 
         return gathered(bucket, say)
 
-    def apply(self, replica: Replica, bucket: Bucket, verdict: Levels) -> None:
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Levels, moment: Moment) -> None:
         for piece in bucket.pieces:
             first = piece.offset // WORD
             planes = verdict.planes[:, first : first + -(-(piece.stop - piece.start) // WORD)]
-            self.step(replica, piece, Levels(planes, verdict.numerators, verdict.denominator))
+            levels = Levels(planes, verdict.numerators, verdict.denominator)
+            self.step(replica, piece, levels, bucket.first_word + first, moment)
 
-    def step(self, replica: Replica, piece: Piece, verdict: Levels) -> None:
+    def step(self, replica: Replica, piece: Piece, verdict: Levels, first_word: int, moment: Moment) -> None:
         """Decay and step of one piece: `p = p*(1 - lr*wd) - lr*u`."""
         group = replica.group(piece.slot)
         lr = float(group["lr"])
         param = replica.parameter(piece)
-        planes = verdict.planes.to(param.device)
-        self.kernels.apply_levels(param, planes, verdict.table(lr), 1 - lr * group["weight_decay"])
+        table, decay = verdict.table(lr), 1 - lr * group["weight_decay"]
+        where = (first_word, moment.t, ROUNDING_SEED)
+        self.kernels.apply([param], verdict.planes, [0], [0], table, [decay], self.rounding, *where)
         replica.write(piece, param)
 
     def finish(self, replica: Replica) -> None:
@@ -97,14 +107,15 @@ class Global:
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         return gathered(bucket, lambda piece: finite_or_zero(signed_gradient(replica, piece)))
 
-    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor) -> None:
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, moment: Moment) -> None:
         kernels = self.rule.kernels
         for piece in bucket.pieces:
             momentum = replica.momentum(piece)
             mean = verdict[piece.offset : piece.offset + momentum.numel()].to(momentum.device)
             message, _ = kernels.lion_message(mean, momentum, *replica.group(piece.slot)["betas"])
             planes = kernels.pack_ternary(torch.nn.functional.pad(message, (0, -message.numel() % WORD)))
-            self.rule.step(replica, piece, Levels(planes, (0, -1, 0, 1), 1))
+            # full-precision layouts have no words: numbers that grow with the element serve the rounding's hash as well
+            self.rule.step(replica, piece, Levels(planes, (0, -1, 0, 1), 1), bucket.first + piece.offset, moment)
 
     def finish(self, replica: Replica) -> None:
         pass
@@ -147,7 +158,7 @@ class Gradient:
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         return gathered(bucket, lambda piece: finite_or_zero(replica.gradient(piece)))
 
-    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor) -> None:
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, moment: Moment) -> None:
         for piece in bucket.pieces:
             param = local(replica.params[piece.slot])
             if piece.slot not in self._means:

@@ -196,7 +196,6 @@ def test_small_momenta_are_stored_as_zero() -> None:
     assert opt.state[param]["exp_avg"][0] == 0 and opt.state[param]["exp_avg"][1] > 0
 
 
-@pytest.mark.filterwarnings("ignore:parameters in .* are rounded to nearest")  # for all threads at once
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_every_float_dtype_moves_by_lr_and_keeps_wide_momentum(dtype: torch.dtype) -> None:
     def work(rank: int, group: object) -> tuple[torch.Tensor, torch.dtype]:

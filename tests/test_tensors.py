@@ -10,8 +10,6 @@ from world import succeed, world
 from dlion import Distributed
 from dlion.methods import METHODS
 
-pytestmark = pytest.mark.filterwarnings("ignore:parameters in .* are rounded to nearest")
-
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
