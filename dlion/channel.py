@@ -50,13 +50,24 @@ class Channel:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        group = group if group is not None else default_group("dlion.topology.Channel")
+        group = group if group is not None else default_group("dlion.channel.Channel")
         if group is None:
             raise GroupNotReadyError("no process group exists: call torch.distributed.init_process_group() first")
-        self.group = group
+        # held weakly: a group's threads must end in destroy_process_group(), not while the interpreter is taken down
+        self._group = weakref.ref(group)
         self.rank: int = group.rank()
         self.size: int = group.size()
         self.device = _wire_device(group)
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group."""
+        group = self._group()
+        if group is None:
+            raise ExchangeError(
+                "the process group was destroyed: call torch.distributed.init_process_group() and step() again"
+            )
+        return group
 
     def all_to_all(self, rows: Tensor) -> Tensor:
         """Row j goes to worker j: T[size, width] -> T[size, width], row i from worker i."""

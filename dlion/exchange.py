@@ -4,6 +4,7 @@ It is made at the first step and again whenever the layout changes on all worker
 """
 
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -56,7 +57,7 @@ class Exchange:
         state: Any,
         stats: Stats,
     ) -> None:
-        self.group = group
+        self._group = weakref.ref(group) if group is not None else None
         self.options = options
         self.wire = wire
         self.keys = tuple(sorted(set(keys)))
@@ -77,6 +78,10 @@ class Exchange:
         self.param_groups = param_groups
         self.layout = Layout.of(param_groups, self._bucket_elements(), self.wire.up.align)
         self.replica = Replica(param_groups, state)
+
+    def serves(self, group: dist.ProcessGroup | None) -> bool:
+        """Whether this is the exchange among the workers of `group`."""
+        return group is (self._group() if self._group is not None else None)
 
     def fits(self, param_groups: list[dict[str, Any]]) -> bool:
         """Whether these parameters have the layout that was agreed."""

@@ -138,7 +138,7 @@ class Distributed(torch.optim.Optimizer):
     def _ready(self) -> Exchange:
         """The exchange for the group and the layout of now, agreed with the other workers."""
         group, key, exchange = self._group(), layout_key(self.param_groups, self.state), self._exchange
-        if exchange is not None and exchange.group is group:
+        if exchange is not None and exchange.serves(group):
             if key == self._key:
                 return exchange
             if exchange.fits(self.param_groups):

@@ -1,15 +1,19 @@
 """Workers that do not train the same thing find out within seconds; every rank names the rank and what differs."""
 
 import copy
+import gc
 import time
+import weakref
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 import torch
 from torch import nn
-from world import succeed, world
+from world import gloo_group, succeed, world
 
 from dlion import Distributed, DistributedLion
+from dlion.channel import adopt
 from dlion.errors import AgreementError, ExchangeError
 
 SECONDS = 12
@@ -236,3 +240,24 @@ def test_loading_a_state_on_one_worker_alone_is_no_difference(method: str) -> No
         return opt.param_groups[0]["t"]
 
     assert succeed(world(2, work)) == [3, 3]
+
+
+def test_groups_that_are_destroyed_end_although_an_optimizer_lives() -> None:
+    """Their threads aborted finished processes when the interpreter was taken down before they ended."""
+
+    def work(rank: int, group: object) -> str:
+        store = group.get_group_store()
+        pair = [gloo_group(store, name, rank, 2, 30) for name in ("own ballots", "own verdicts")]
+        adopt(group, *pair, timeout=timedelta(seconds=30))
+        model = copy.deepcopy(MODEL)
+        opt = DistributedLion(model.parameters(), process_group=group, timeout=30, topology="sharded")
+        step(model, opt, rank)
+        watched = [weakref.ref(one) for one in pair]
+        pair.clear()
+        gc.collect()
+        assert [ref() for ref in watched] == [None, None]
+        with pytest.raises(ExchangeError) as error:
+            step(model, opt, rank)
+        return str(error.value)
+
+    assert all("the process group was destroyed" in text for text in succeed(world(2, work)))

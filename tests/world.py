@@ -33,11 +33,11 @@ def world(size: int, work: Callable[[int, dist.ProcessGroup], Any], seconds: flo
 
     def run(rank: int) -> None:
         try:
-            parent, ballots, verdicts = (
-                gloo_group(store, name, rank, size, seconds) for name in ("parent", "ballots", "verdicts")
-            )
-            adopt(parent, ballots, verdicts)
-            results[rank] = work(rank, parent)
+            groups = [gloo_group(store, name, rank, size, seconds) for name in ("parent", "ballots", "verdicts")]
+            adopt(*groups)
+            # dlion holds its groups weakly: in a real process torch keeps them until it is told to destroy them
+            results[rank] = work(rank, groups[0])
+            groups.clear()
         except Exception as error:
             results[rank] = error
 
