@@ -44,7 +44,8 @@ class Distributed(torch.optim.Optimizer):
         nonfinite: what an infinite or NaN gradient does: "abstain": this worker's votes in the bucket do not count;
             "skip": nobody moves in this step; "raise": an error on every worker, and nothing was written.
         maximize: step up the gradient.
-        kernels: "auto" or "reference".
+        kernels: "reference" is pure torch; "native" the compiled CPU kernels, with the same bits; "auto" takes native
+            where this installation has them.
         bucket_bytes: one-bit ballots that travel together; a multiple of 8. The default 1 MiB is 8.4 million elements.
         timeout: seconds to wait for other workers; None takes the process group's.
 
