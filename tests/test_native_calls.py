@@ -131,7 +131,7 @@ BAD: list[tuple[str, Callable[[], object]]] = [
     ("not on a word inside a bucket", lambda: ballot_with(offsets=[64])),
     ("not on a word inside a bucket", lambda: ballot_with(offsets=[-64])),
     ("a group that has no hyper-parameters", lambda: ballot_with(groups=[1])),
-    ("a gradient of 63 elements belongs to 64", lambda: ballot_with(grads=[torch.ones(63)])),
+    ("every gradient must have as many elements", lambda: ballot_with(grads=[torch.ones(63)])),
     ("1 pieces came with 1 offsets and 2 groups", lambda: ballot_with(groups=[0, 0])),
     ("zeros='none' is not a way", lambda: ballot_with(zeros="none")),
     ("rounding='up' is not a way", lambda: apply_with(rounding="up")),
