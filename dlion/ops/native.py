@@ -110,7 +110,7 @@ def ballot(
         return words | others, finite & fine
     planes = ballot_planes(zeros)
     numels = list(map(Tensor.numel, momenta))
-    kept, addresses, dtypes = _read(grads, numels)  # `kept` until the call is over
+    _kept, addresses, dtypes = _read(grads, numels)  # copies live until the call is over
     moved = list(map(Tensor.contiguous, momenta))
     words = torch.zeros(planes, size // 64, dtype=torch.int64)
     betas: list[float] = []
