@@ -2,6 +2,7 @@
 #   make train [ARGS="--workers 2 --steps 100"]   set up .venv, then run `dlion train`
 #   make test  [ARGS="-k codecs"]                 set up .venv, then run the tests
 #   make check                                    set up .venv, then run ruff and mypy
+#   make sanitize [ARGS="45 7"]                   fuzz the C++ kernels under AddressSanitizer and UBSan (seconds, seed)
 #   make clean                                    remove .venv and caches (never runs/)
 # PYTHON=/path/to/python picks the interpreter; TORCH=... another requirement than the pinned one.
 
@@ -13,7 +14,7 @@ ARGS ?=
 ASKED_TORCH := $(if $(filter file,$(origin TORCH)),,$(TORCH))
 export PYTHON TORCH ASKED_TORCH
 
-.PHONY: train test check clean setup
+.PHONY: train test check sanitize clean setup
 
 train: setup
 	@.venv/bin/dlion train $(ARGS)
@@ -26,6 +27,12 @@ check: setup
 	@status=0; for tool in "ruff check ." "ruff format --check ." "mypy"; do \
 		echo "$$tool"; .venv/bin/$$tool || status=1; \
 	done; exit $$status
+
+# cmake comes from the system or, as for an installation, from a package.
+sanitize: setup
+	@command -v cmake >/dev/null || .venv/bin/python -m pip install --quiet cmake ninja
+	@PATH="$$PATH:$(CURDIR)/.venv/bin"; cmake -S . -B build/sanitize -DDLION_SANITIZE=ON >/dev/null && \
+		cmake --build build/sanitize && build/sanitize/fuzz_kernels $(or $(ARGS),45)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -168,7 +168,10 @@ def main() -> None:
     for subject, ratio in compared.items():
         print(f"  {subject:42}{ratio:8.3f}")
     if options.json:
-        settings = {key: str(value) for key, value in vars(options).items()} | {"used": name, "torch": torch.__version__}
+        settings = {key: str(value) for key, value in vars(options).items()} | {
+            "used": name,
+            "torch": torch.__version__,
+        }
         figures = {subject: asdict(one) for subject, one in found.items()}
         options.json.write_text(json.dumps({"settings": settings, "figures": figures, "ratios": compared}, indent=2))
 

@@ -10,10 +10,11 @@ stop() {
 }
 
 # .venv/ready exists only after a whole set-up. It records what a set-up depends on: this folder (a virtual
-# environment cannot be moved), the pinned versions, and the torch that was asked for.
+# environment cannot be moved), the pinned versions, the source of the kernels that were compiled, and the torch that
+# was asked for.
 ready=.venv/ready
 place=$(pwd)
-pins=$(cat requirements/dev.txt pyproject.toml scripts/setup.sh | cksum)
+pins=$(cat requirements/dev.txt pyproject.toml scripts/setup.sh CMakeLists.txt dlion/ops/csrc/* | cksum)
 torch=$TORCH
 if [ -f "$ready" ] && .venv/bin/python -c "" 2>/dev/null; then
     was_place=$(sed -n 1p "$ready")

@@ -7,6 +7,7 @@ Every function has the arguments and gives the bits of its namesake in `referenc
 import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ SIGNATURES = {
 }
 
 _loaded: list[ctypes.CDLL] = []
+_dtype = attrgetter("dtype")
 
 
 def load(folders: Sequence[str]) -> bool:
@@ -108,7 +110,7 @@ def ballot(
         return words | others, finite & fine
     planes = ballot_planes(zeros)
     numels = list(map(Tensor.numel, momenta))
-    read = _readable(grads, numels)
+    _kept, addresses, dtypes = _read(grads, numels)  # copies live until the call is over
     moved = list(map(Tensor.contiguous, momenta))
     words = torch.zeros(planes, size // 64, dtype=torch.int64)
     betas: list[float] = []
@@ -116,9 +118,9 @@ def ballot(
         sign = -1.0 if maximize else 1.0  # to negate the scalar gives the bits of a negated gradient
         betas += (beta1, sign * (1 - beta1), beta2, sign * (1 - beta2))
     result = _library().dlion_ballot(
-        _longs([0 if grad is None else grad.data_ptr() for grad in read]),
+        _longs(addresses),
         _longs(map(Tensor.data_ptr, moved)),
-        *_placed(numels, offsets, [0 if grad is None else DTYPES[grad.dtype] for grad in read], groups),
+        *_placed(numels, offsets, dtypes, groups),
         _floats(betas),
         len(negate),
         words.data_ptr(),
@@ -249,17 +251,26 @@ def _those(known: list[bool], wanted: bool, *lists: list[Any]) -> Any:
     return [[value for value, is_known in zip(values, known, strict=True) if is_known is wanted] for values in lists]
 
 
-def _readable(grads: list[Tensor | None], numels: list[int]) -> Sequence[Tensor | None]:
-    """Gradients as the kernels read them: itself, or a copy of one that is not contiguous or has another dtype."""
-    read = [grad if grad is None else grad.contiguous() for grad in grads]
-    for k, (grad, numel) in enumerate(zip(read, numels, strict=True)):
-        if grad is None:
-            continue
-        if grad.numel() != numel:
-            raise ValueError(f"a gradient of {grad.numel()} elements belongs to {numel} elements of momentum")
-        if grad.dtype not in DTYPES:
-            read[k] = grad.float()
-    return read
+def _read(grads: list[Tensor | None], numels: list[int]) -> tuple[list[Tensor], list[int], list[int]]:
+    """The gradients as the kernels read them, and an address and a dtype for every piece; 0 where there is none.
+
+    One that is not contiguous or has another dtype is read from a copy, which lives as long as the first list.
+    """
+    there = [grad is not None for grad in grads]
+    present = [grad for grad in grads if grad is not None]
+    wanted = numels if all(there) else [numel for numel, is_there in zip(numels, there, strict=True) if is_there]
+    if list(map(Tensor.numel, present)) != wanted or len(grads) != len(numels):
+        raise ValueError("every gradient must have as many elements as the momentum beside it")
+    if not set(map(_dtype, present)) <= DTYPES.keys():
+        present = [grad if grad.dtype in DTYPES else grad.float() for grad in present]
+    read = list(map(Tensor.contiguous, present))
+    addresses = list(map(Tensor.data_ptr, read))
+    dtypes = [DTYPES[dtype] for dtype in map(_dtype, read)]
+    if len(read) < len(grads):
+        placed, kinds = iter(addresses), iter(dtypes)
+        addresses = [next(placed) if is_there else 0 for is_there in there]
+        dtypes = [next(kinds) if is_there else 0 for is_there in there]
+    return read, addresses, dtypes
 
 
 def _with_rows(words: Tensor) -> Tensor:

@@ -8,10 +8,6 @@
 #include "path.h"
 #include "pool.h"
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-
 #define DLION_PUBLIC extern "C" __attribute__((visibility("default")))
 
 namespace dlion {
@@ -23,26 +19,17 @@ constexpr int64_t TALLY_CHUNK = 1024;  // words: a tally passes each word of a b
 
 enum Result : int { FINE = 0, NOT_FINITE = 1, BAD_PIECE = -1, NO_MEMORY = -2 };
 
-bool supports_avx512() {
 #if defined(__x86_64__)
+bool supports_avx512() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-#else
-    return false;
-#endif
 }
 
-bool supports_avx2() {
-#if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2");
-#else
-    return false;
+bool supports_avx2() { return __builtin_cpu_supports("avx2"); }
 #endif
-}
 
 const Path* fastest() {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
     if (supports_avx512()) return &avx512;
     if (supports_avx2()) return &avx2;
 #endif
