@@ -154,7 +154,7 @@ class Exchange:
                 f"gradients were equal on all {self.workers} workers in the first {GUARDED_STEPS} steps, so they seem "
                 "to be averaged already: votes then carry no information and no traffic is saved; call "
                 "dlion.local_gradients(model) on the DDP module to switch averaging off",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _fingerprint(self, param_groups: list[dict[str, Any]]) -> int:

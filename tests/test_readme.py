@@ -52,7 +52,7 @@ def parse(arguments: str) -> None:
 def script(tmp_path: Path) -> Path:
     """The README's example of the optimizer, as a file."""
     (code,) = python_blocks(README)[0]
-    assert len(code.strip().splitlines()) <= 14
+    assert len(code.strip().splitlines()) <= 16
     path = tmp_path / "script.py"
     path.write_text(code)
     return path
@@ -68,7 +68,7 @@ def test_the_optimizer_example_runs_alone(script: Path, monkeypatch: pytest.Monk
 def test_the_optimizer_example_runs_under_torchrun(script: Path) -> None:
     launcher = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     printed = run([*launcher, script.name], script.parent)
-    assert len(re.findall(r"1\.0\d bits .* ratio 3[12]\n", printed)) == 2, printed
+    assert len(re.findall(r"1\.0\d bits .* ratio 3[12]\n", printed)) == 1, printed
 
 
 def test_the_other_python_runs_as_written(trained: Path) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from dlion.train.runs import Record, RunFolder
 
 ROWS = 12
+LESS = 1.05  # a ratio to fp32 below this is said in other words
 COLUMNS: tuple[tuple[str, Callable[[Record], str]], ...] = (
     ("loss", lambda r: _number(r.get("loss"), ".4f")),
     ("val loss", lambda r: _number(r.get("val_loss"), ".4f")),
@@ -20,7 +21,7 @@ COLUMNS: tuple[tuple[str, Callable[[Record], str]], ...] = (
     ("samples/s", lambda r: _number(r["samples_per_s"] or None, ",.0f")),
     ("bits/param", lambda r: _number(r["bits_per_param_sent"] or None, ".2f")),
     ("MB sent", lambda r: _number(r["bytes_sent"] / 1e6, ",.2f") if r["step"] else ""),
-    ("vs fp32", lambda r: _number(r["ratio"], ".1f", "x less") if r["bytes_sent"] else ""),
+    ("vs fp32", lambda r: f"{r['ratio']:.1f}x less" if r["bytes_sent"] and r["ratio"] >= LESS else ""),
 )
 
 
@@ -114,17 +115,22 @@ class Terminal:
 
 def results(folder: RunFolder, summary: Record) -> list[str]:
     """The last words about a finished run."""
-    accuracy = summary.get("val_accuracy")
-    quality = f"validation loss {_number(summary['val_loss'], '.4f')}"
-    if accuracy is not None:
-        quality += f", accuracy {accuracy:.2%}"
+    ratio = summary["ratio"]
+    less = f"{ratio:.1f} times less than" if ratio >= LESS else "as much as"
     return [
-        f"done: {quality} after {summary['steps']} steps, {summary['seconds']:.1f} s of training",
+        f"done: {_quality(summary, '')} after {summary['steps']} steps, {summary['seconds']:.1f} s of training",
+        f"best: {_quality(summary, 'best_')} at step {summary['best_step']}: {folder.best_model.name}",
         f"each worker sent {summary['bits_per_param_sent']:.2f} bits per parameter and step, "
-        f"{summary['bytes_sent'] / 1e6:,.2f} MB in all, {summary['ratio']:.1f} times less than fp32",
+        f"{summary['bytes_sent'] / 1e6:,.2f} MB in all, {less} an fp32 ring all-reduce",
         f"report: {folder.report_file}",
         f"run folder: {folder.path}",
     ]
+
+
+def _quality(summary: Record, which: str) -> str:
+    accuracy = summary.get(f"{which}val_accuracy")
+    loss = f"validation loss {_number(summary[f'{which}val_loss'], '.4f')}"
+    return loss if accuracy is None else f"{loss}, accuracy {accuracy:.2%}"
 
 
 def _through(display: Display) -> Callable[..., None]:
@@ -134,5 +140,5 @@ def _through(display: Display) -> Callable[..., None]:
     return showwarning
 
 
-def _number(value: float | None, form: str, unit: str = "") -> str:
-    return "" if value is None else f"{value:{form}}{unit}"
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"

@@ -25,7 +25,6 @@ STYLE: Any = {
     "grid.alpha": 0.2,
     "legend.frameon": False,
     "svg.fonttype": "path",
-    "svg.hashsalt": "dlion",
     **dict.fromkeys(
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK
     ),
@@ -43,6 +42,7 @@ body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem aut
 h1 {{ font-size: 1.5rem; margin-bottom: 0; }}
 h2 {{ font-size: 1.1rem; margin-top: 2rem; }}
 svg {{ width: 100%; height: auto; }}
+.curves {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1rem; }}
 .facts {{ display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; margin: 1.5rem 0; padding: 0; list-style: none; }}
 .facts b {{ display: block; font-size: 1.5rem; line-height: 1.2; }}
 .tables {{ display: flex; flex-wrap: wrap; gap: 0 3rem; align-items: flex-start; }}
@@ -86,31 +86,41 @@ def _facts(summary: Record) -> list[tuple[str, str]]:
     facts = [("validation loss", _text(summary["val_loss"]))]
     if "val_accuracy" in summary:
         facts.insert(0, ("validation accuracy", f"{summary['val_accuracy']:.2%}"))
+        facts.append((f"best accuracy, at step {summary['best_step']:,}", f"{summary['best_val_accuracy']:.2%}"))
+    else:
+        facts.append((f"best loss, at step {summary['best_step']:,}", _text(summary["best_val_loss"])))
     return [
         *facts,
         ("bits sent per parameter and step", f"{summary['bits_per_param_sent']:.2f}"),
         ("MB sent by each worker", f"{summary['bytes_sent'] / 1e6:,.2f}"),
-        ("times less than fp32", f"{summary['ratio']:.1f}"),
+        ("times less than an fp32 ring all-reduce", f"{summary['ratio']:.1f}"),
         ("seconds of training", f"{summary['seconds']:.1f}"),
     ]
 
 
 def _drawing(records: list[Record]) -> str:
-    """Loss, and accuracy where there is one, against steps (left) and against megabytes sent (right), as SVG."""
+    """Loss, and accuracy where there is one, against steps and against megabytes sent: a drawing each, as SVG."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    rows = ["loss", "accuracy"] if any("val_accuracy" in record for record in records) else ["loss"]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.5, 3.2 * len(rows)), layout="constrained")
-        axes = figure.subplots(len(rows), 2, squeeze=False)
-        for row, metric in enumerate(rows):
-            _curves(axes[row][0], records, metric, "step", 1.0, "step")
-            _curves(axes[row][1], records, metric, "bytes_sent", 1e6, "MB sent by each worker")
+    metrics = ["loss", "accuracy"] if any("val_accuracy" in record for record in records) else ["loss"]
+    panels = [
+        _panel(records, metric, *against)
+        for metric in metrics
+        for against in (("step", 1.0, "step"), ("bytes_sent", 1e6, "MB sent by each worker"))
+    ]
+    return f'<div class="curves">{"".join(panels)}</div>'
+
+
+def _panel(records: list[Record], metric: str, x: str, unit: float, label: str) -> str:
+    # element names in a page must not repeat, and matplotlib makes them from the salt
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": f"{metric} {x}"}):
+        figure = Figure(figsize=(4.75, 3.2), layout="constrained")
+        _curves(figure.subplots(), records, metric, x, unit, label)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     drawing = buffer.getvalue()
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing[drawing.index("<svg") :], flags=re.DOTALL)
     drawing = drawing.replace(INK, "currentColor")
-    return drawing.replace("<svg", '<svg role="img" aria-label="Curves of the run"', 1)
+    return drawing.replace("<svg", f'<svg role="img" aria-label="{metric} against {label}"', 1)
 
 
 def _curves(axes: Axes, records: list[Record], metric: str, x: str, unit: float, label: str) -> None:

@@ -131,7 +131,7 @@ class ImageTask:
         pixels = self.images.train_images[index]
         if self.augment is not None:
             pixels = self.augment(pixels, seed=seed, rank=rank, step=step)
-        return self._normalise(pixels), self.images.train_labels[index]
+        return self.normalise(pixels), self.images.train_labels[index]
 
     def loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(model(inputs).float(), targets)
@@ -144,12 +144,13 @@ class ImageTask:
         index = torch.arange(len(self.images.valid_labels))[rank::workers]
         for begin in range(0, len(index), _EVALUATION_BATCH):
             share = index[begin : begin + _EVALUATION_BATCH]
-            logits = model(self._normalise(self.images.valid_images[share]).to(device)).float().cpu()
+            logits = model(self.normalise(self.images.valid_images[share]).to(device)).float().cpu()
             result += _judge(logits, self.images.valid_labels[share])
         model.train(was_training)
         return result
 
-    def _normalise(self, pixels: Tensor) -> Tensor:
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """u8[n, c, h, w] of 0 to 255 -> f32[n, c, h, w]: what the model takes."""
         mean, deviation = (torch.tensor(numbers).view(-1, 1, 1) for numbers in self.normalisation)
         return (pixels.float() / 255 - mean) / deviation
 
