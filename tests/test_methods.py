@@ -9,6 +9,7 @@ from world import succeed, world
 
 from dlion import Distributed
 from dlion.methods import METHODS
+from dlion.ops import native
 
 STEPS = 4
 
@@ -58,6 +59,24 @@ def test_topology_and_buckets_do_not_move_a_bit(method: str, zeros: str, workers
         assert torch.equal(run(topology=topology), wanted)
     assert torch.equal(run(topology="sharded", bucket_bytes=64), wanted)
     assert torch.equal(run(topology="server", bucket_bytes=72), wanted)
+
+
+@pytest.mark.skipif(not native.available(), reason="this installation has no native kernels")
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("zeros", ["balanced", "exact"])
+@pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg"])
+def test_fused_kernels_and_the_generic_pipeline_give_the_same_bits(method: str, zeros: str, workers: int) -> None:
+    def run(rank: int, group: object, kernels: str) -> tuple[list[torch.Tensor], str]:
+        options = {"method": method, "zeros": zeros, "kernels": kernels, "bucket_bytes": 64, "weight_decay": 0.1}
+        params, opt = train(rank, group, **options)
+        steps = type(opt._steps).__name__
+        return [params, *(opt.state[p]["exp_avg"] for p in opt.param_groups[0]["params"])], steps
+
+    fused = succeed(world(workers, lambda r, g: run(r, g, "native")))
+    generic = succeed(world(workers, lambda r, g: run(r, g, "reference")))
+    assert {steps for _, steps in fused} == {"FusedLion"} and {steps for _, steps in generic} == {"Pipeline"}
+    for (mine, _), (theirs, _) in zip(fused, generic, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 def test_global_methods_equal_one_worker_with_the_mean_gradient() -> None:
