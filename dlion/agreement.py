@@ -3,7 +3,7 @@
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,14 +72,28 @@ def explain_hyper_parameters(reports: list[Report]) -> str:
     return said or "the workers' rows carry different buckets or versions: use the same version of dlion everywhere"
 
 
-def explain_parameters(checksums: list[int]) -> str:
+def explain_parameters(checksums: Sequence[int]) -> str:
     """One sentence naming the ranks whose parameters are not the common ones."""
-    common = majority_value(checksums)
-    different = [rank for rank, value in enumerate(checksums) if value != common]
+    different, common = _apart(checksums)
     return (
         f"parameters differ before the first step: those of {ranks_text(different)} are not those of rank "
-        f"{checksums.index(common)}: wrap the model in DDP or call dlion.local_gradients(model)"
+        f"{common}: wrap the model in DDP or call dlion.local_gradients(model)"
     )
+
+
+def explain_state(method: str, checksums: Sequence[int]) -> str:
+    """One sentence naming the ranks whose optimizer state is not the common one."""
+    different, common = _apart(checksums)
+    return (
+        f"method={method!r} needs equal optimizer state on all workers, and that of {ranks_text(different)} is not "
+        f"that of rank {common}: load the same state on every worker, and none that a voting method saved"
+    )
+
+
+def _apart(values: Sequence[int]) -> tuple[list[int], int]:
+    """The ranks whose value is not the common one, and the first rank that has that."""
+    common = majority_value(values)
+    return [rank for rank, value in enumerate(values) if value != common], values.index(common)
 
 
 def report(param_groups: list[dict[str, Any]], options: Mapping[str, Any], keys: Iterable[str], status: int) -> Report:

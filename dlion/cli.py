@@ -1,5 +1,6 @@
 """The command `dlion`. Importing this file, `--help` and `--version` do not import torch."""
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from dlion.train.config import TrainConfig, read_toml, unknown_name  # noqa: E40
 
 USER_ERROR = 2
 INTERRUPTED = 130
+UNREAD = 141
 
 
 def from_files(app: App, commands: tuple[str, ...], arguments: Any) -> None:
@@ -39,7 +41,7 @@ def from_files(app: App, commands: tuple[str, ...], arguments: Any) -> None:
             f"{paths[0]} holds no run (it has no config.toml): give the folder that `dlion train` reported."
         )
     values = read_toml(path)
-    flags = {argument.name.removeprefix("--") for argument in arguments} - {"config", "resume"}
+    flags = {argument.name.removeprefix("--") for argument in arguments} - {"*", "config", "resume"}
     for key in values:
         if key.replace("_", "-") not in flags:
             raise unknown_name("configuration key", key, sorted(flags))
@@ -115,8 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     A mistake of the user is answered by one sentence on standard error.
     """
+    _say_anything()
     try:
         status = app(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
     except CycloptsError as error:
         return _complain(error)
     except ModuleNotFoundError as error:
@@ -126,12 +130,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USER_ERROR
     except ValueError as error:
         return _complain(error)
+    except BrokenPipeError:  # nobody reads on, as after `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+        return UNREAD
     except OSError as error:
         return _complain(f"{error.strerror or error}: {error.filename}" if error.filename else error)
     except KeyboardInterrupt:
         print("dlion: interrupted", file=sys.stderr)
         return INTERRUPTED
     return status if isinstance(status, int) else 0
+
+
+def _say_anything() -> None:
+    """Let what standard output cannot encode appear as escapes: a name or a path is no reason to fail."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _complain(error: object) -> int:

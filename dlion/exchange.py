@@ -5,7 +5,7 @@ It is made at the first step and again whenever the layout changes on all worker
 
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -41,9 +41,10 @@ class Exchange:
         param_groups: of the optimizer.
         keys: the hyper-parameters that must be equal on all workers in every step.
         stats: counts what is moved.
+        shared_state: the part of the state that all workers must share.
 
     Raises:
-        AgreementError: layouts, options or parameters differ between workers.
+        AgreementError: layouts, options, parameters or shared state differ between workers.
         ExchangeError: a worker did not come.
     """
 
@@ -56,6 +57,7 @@ class Exchange:
         keys: Iterable[str],
         state: Any,
         stats: Stats,
+        shared_state: Callable[[Replica], list[Tensor]],
     ) -> None:
         self._group = weakref.ref(group) if group is not None else None
         self.options = options
@@ -71,7 +73,7 @@ class Exchange:
         self._guarded = 0 if self.voting else GUARDED_STEPS
         self._averaged = True
         if self.voting:
-            self._agree(self.voting)
+            self._agree(self.voting, shared_state(self.replica))
 
     def bind(self, param_groups: list[dict[str, Any]], state: Any) -> None:
         """Take up these parameters and this state; the layout that others know stays as agreed."""
@@ -192,18 +194,22 @@ class Exchange:
         self.stats.abstentions += header.abstentions if header.status < Status.HYPERPARAMETERS_DIFFER else 0
         return from_shards(verdicts, self.wire.count.verdict_planes, planes.shape[1]), header
 
-    def _agree(self, voting: Voting) -> None:
-        """Compare fingerprints and parameters with the other workers', once for each layout."""
+    def _agree(self, voting: Voting, shared: list[Tensor]) -> None:
+        """Compare fingerprints, parameters and shared state with the other workers', once for each layout."""
         channel = voting.ballots
         voting.rounds[0] += 1
         wait_for_all(channel.group, f"dlion/agreement/{voting.rounds[0]}", self.options.timeout)
         parameters = checksum([local(param) for param in self.replica.params]) >> 1
-        rows = self._gathered(channel, [self.fingerprint, parameters])
-        if len({fingerprint for fingerprint, _ in rows}) > 1:
+        layouts, replicas, states = zip(
+            *self._gathered(channel, [self.fingerprint, parameters, checksum(shared) >> 1]), strict=True
+        )
+        if len(set(layouts)) > 1:
             said = agreement.explain_layouts(self._reports(channel, Status.OK))
             raise AgreementError(said or "the workers' layouts differ: use the same version of dlion everywhere")
-        if len({value for _, value in rows}) > 1:
-            raise AgreementError(agreement.explain_parameters([value for _, value in rows]))
+        if len(set(replicas)) > 1:
+            raise AgreementError(agreement.explain_parameters(replicas))
+        if len(set(states)) > 1:
+            raise AgreementError(agreement.explain_state(self.options.method, states))
 
     def _diagnose(self, status: Status, own: Status) -> None:
         """Find out together what is wrong, and raise it; return only if every worker announced a new layout."""

@@ -117,7 +117,7 @@ def named(param_groups: list[dict[str, Any]]) -> list[tuple[int, int, str, Tenso
 
 
 def layout_key(param_groups: list[dict[str, Any]], state: Any) -> tuple[Any, ...]:
-    """Changes when the layout may have changed; cheap, and looked at in every step.
+    """Changes when the layout may have changed, or state came or went; cheap, and looked at in every step.
 
     Raises:
         ValueError: a gradient is sparse.
@@ -130,7 +130,7 @@ def layout_key(param_groups: list[dict[str, Any]], state: Any) -> tuple[Any, ...
                     f"a gradient of shape {list(param.shape)} is sparse and votes need dense ones: make the layer "
                     "with sparse=False"
                 )
-            key.append((id(param), param.requires_grad, param.dtype, param.shape))
+            key.append((id(param), param.requires_grad, param.dtype, param.shape, len(state.get(param, ()))))
         key.append(len(group["params"]))
     return tuple(key)
 

@@ -154,8 +154,8 @@ class Distributed(torch.optim.Optimizer):
         for each in self.param_groups:  # dtypes and what is frozen may have changed since construction
             check_parameters(each)
         self._exchange = exchange or self._agreed(group)
-        self._key = key
         self._rule.allocate(self._exchange.replica)
+        self._key = layout_key(self.param_groups, self.state)
         return self._exchange
 
     def _agreed(self, group: dist.ProcessGroup | None) -> Exchange:
@@ -166,7 +166,8 @@ class Distributed(torch.optim.Optimizer):
         self._steps = METHODS[self.method].steps(self._rule, choices)
         # not self.defaults: torch adds a key to it when a state dict is loaded, which may happen on some workers only
         keys = (*self._rule.defaults(), "weight_decay", "maximize")
-        return Exchange(group, self.options, self._steps.wire, self.param_groups, keys, self.state, self.stats)
+        shared = self._rule.shared_state
+        return Exchange(group, self.options, self._steps.wire, self.param_groups, keys, self.state, self.stats, shared)
 
     def _group(self) -> dist.ProcessGroup | None:
         if self._lost_group:

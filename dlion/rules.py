@@ -26,6 +26,9 @@ class Rule(Protocol):
     def momentum_dtype(self, param: Tensor) -> torch.dtype:
         """Of the parameter's `exp_avg`, whatever dtype a loaded one has."""
 
+    def shared_state(self, replica: Replica) -> list[Tensor]:
+        """The state that must be equal on all workers, in an order that all share; zeros may be missing."""
+
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         """f[bucket.size], 0 in padding, and whether the gradients were finite. May move local state."""
 
@@ -56,6 +59,9 @@ class Lion:
 
     def momentum_dtype(self, param: Tensor) -> torch.dtype:
         return momentum_dtype(param)
+
+    def shared_state(self, replica: Replica) -> list[Tensor]:
+        return []
 
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         def say(piece: Piece) -> tuple[Tensor, Tensor]:
@@ -103,6 +109,9 @@ class Global:
 
     def momentum_dtype(self, param: Tensor) -> torch.dtype:
         return self.rule.momentum_dtype(param)
+
+    def shared_state(self, replica: Replica) -> list[Tensor]:
+        return state_tensors(replica)
 
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         return gathered(bucket, lambda piece: finite_or_zero(signed_gradient(replica, piece)))
@@ -155,6 +164,9 @@ class Gradient:
     def momentum_dtype(self, param: Tensor) -> torch.dtype:
         return param.dtype
 
+    def shared_state(self, replica: Replica) -> list[Tensor]:
+        return state_tensors(replica)
+
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         return gathered(bucket, lambda piece: finite_or_zero(replica.gradient(piece)))
 
@@ -196,6 +208,14 @@ def signed_gradient(replica: Replica, piece: Piece) -> Tensor:
     """f[n]: the local gradient, negated where its group maximizes."""
     grad = replica.gradient(piece)
     return -grad if replica.group(piece.slot)["maximize"] else grad
+
+
+def state_tensors(replica: Replica) -> list[Tensor]:
+    """All tensors of the state: one place for each parameter and name, empty where a parameter has no state."""
+    kept = [replica.state.get(param, {}) for param in replica.params]
+    names = sorted({name for each in kept for name in each})
+    found = [each.get(name) for each in kept for name in names]
+    return [local(value) if isinstance(value, Tensor) else torch.zeros(0) for value in found]
 
 
 def finite_or_zero(grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -242,6 +242,25 @@ def test_loading_a_state_on_one_worker_alone_is_no_difference(method: str) -> No
     assert succeed(world(2, work)) == [3, 3]
 
 
+@pytest.mark.parametrize("method", ["g-lion", "g-adamw"])
+def test_a_state_that_must_be_shared_and_is_not_is_refused(method: str) -> None:
+    """Momenta of a voting method differ between workers: with them replicas of a global method would train apart."""
+
+    def work(rank: int, group: object) -> None:
+        model = copy.deepcopy(MODEL)
+        twin = copy.deepcopy(MODEL)
+        own = torch.optim.AdamW(twin.parameters())
+        step(twin, own, 0)
+        for saved in own.state.values():
+            saved["exp_avg"].fill_(1.0 if rank == 1 else 2.0)
+        opt = Distributed(model.parameters(), method, process_group=group)
+        opt.load_state_dict(own.state_dict())
+        step(model, opt, rank)
+
+    for text in errors(3, work):
+        assert "state" in text and "that of rank 1 is not that of rank 0" in text and method in text
+
+
 def test_groups_that_are_destroyed_end_although_an_optimizer_lives() -> None:
     """Their threads aborted finished processes when the interpreter was taken down before they ended."""
 

@@ -173,6 +173,21 @@ def test_frozen_parameters_cost_nothing_until_they_thaw() -> None:
     assert torch.allclose(moved.abs(), torch.tensor(0.5), atol=1e-6)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_state_that_was_deleted_starts_at_zero(method: str) -> None:
+    """torch's optimizers take `state.clear()` for a new start; so does this one."""
+    model = model_of()
+    optimizer = Distributed(model.parameters(), method, lr=0.01)
+    train(optimizer, range(2))
+    fresh = copy.deepcopy(model)
+    optimizer.state.clear()
+    train(optimizer, range(2, 4))
+    again = Distributed(fresh.parameters(), method, lr=0.01)
+    again.param_groups[0]["t"] = 2
+    train(again, range(2, 4))
+    assert same(model, fresh)
+
+
 def test_state_dict_before_the_first_step_allocates_nothing() -> None:
     optimizer = DistributedLion(copy.deepcopy(MODEL).parameters())
     assert optimizer.state_dict()["state"] == {} and not optimizer.state

@@ -18,14 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
 import dlion
 from dlion.channel import Channel
-from dlion.train.runs import RunFolder, finite, write_whole
+from dlion.train.runs import RunFolder, draft_of, finite, write_whole
 
 KEPT = 2
+MODELS = ("model.safetensors", "best.safetensors")
 FORMAT = 1
 
 
@@ -52,13 +54,25 @@ class Checkpoint:
 
 def save_weights(model: nn.Module, path: Path) -> None:
     """Write a model as safetensors, whole or not at all; tensors that share memory are stored once."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.touch()
-    mode = temporary.stat().st_mode  # what the user's umask allows; safetensors makes its files private
-    save_model(model, str(temporary))
-    temporary.chmod(mode)
-    _sync(temporary)
-    os.replace(temporary, path)
+    with draft_of(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # what the user's umask allows; safetensors makes its files private
+        save_model(model, str(temporary))
+        temporary.chmod(mode)
+        _sync(temporary)
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Read what `save_weights` wrote.
+
+    Raises:
+        ValueError: the file is missing, damaged, or of another model; the model may have changed.
+    """
+    try:
+        load_model(model, str(path), device=str(next(model.parameters()).device))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} is missing, damaged or holds another model ({reason}).") from None
 
 
 def save(
@@ -83,7 +97,7 @@ def save(
         files = {f"rank-{rank}.pt": fingerprint for rank, fingerprint in enumerate(written)}
         save_weights(model, draft / "model.safetensors")
         _share(folder.best_model, draft / "best.safetensors")
-        for name in ("model.safetensors", "best.safetensors"):
+        for name in MODELS:
             files[name] = _fingerprint(draft / name)
         missing = [name for name in files if not (draft / name).is_file()]
         if missing:
@@ -99,8 +113,8 @@ def save(
     channel.barrier()
 
 
-def latest(folder: RunFolder) -> Checkpoint:
-    """The newest checkpoint of a run, after comparing every file with its manifest.
+def latest(folder: RunFolder, workers: int) -> Checkpoint:
+    """The newest checkpoint of a run of so many workers, after comparing every file with its manifest.
 
     Raises:
         ValueError: there is none, or it is damaged.
@@ -116,9 +130,11 @@ def latest(folder: RunFolder) -> Checkpoint:
     )
     try:
         manifest = json.loads((path / "manifest.json").read_text("utf-8"))
-        progress = Progress(**manifest["progress"])
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"format {manifest['format']!r} is not {FORMAT}, the one this version of dlion reads")
+        progress = _progress(manifest["progress"])
         files: dict[str, dict[str, Any]] = manifest["files"]
-        broken = next((name for name, whole in files.items() if _fingerprint(path / name) != whole), None)
+        broken = next((name for name in _names(workers) if _fingerprint(path / name) != files.get(name)), None)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"the checkpoint {path} is damaged ({type(error).__name__}: {error}): {advice}.") from None
     if broken:
@@ -128,7 +144,7 @@ def latest(folder: RunFolder) -> Checkpoint:
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> None:
     """Put one worker back where it was when the checkpoint was written."""
-    load_model(model, str(checkpoint.path / "model.safetensors"), device=str(next(model.parameters()).device))
+    load_weights(model, checkpoint.path / "model.safetensors")
     own = torch.load(checkpoint.path / f"rank-{rank}.pt", map_location="cpu", weights_only=True)
     buffers = dict(model.named_buffers())
     with torch.no_grad():
@@ -144,6 +160,22 @@ def rewind(folder: RunFolder, checkpoint: Checkpoint) -> None:
     for outdated in (folder.summary_file, folder.report_file, folder.last_model, folder.failure_log):
         outdated.unlink(missing_ok=True)
     _share(checkpoint.path / "best.safetensors", folder.best_model)
+
+
+def _names(workers: int) -> list[str]:
+    return [*(f"rank-{rank}.pt" for rank in range(workers)), *MODELS]
+
+
+def _progress(told: dict[str, Any]) -> Progress:
+    """What a manifest tells, in which numbers that are not finite are null."""
+    progress = Progress(**told)
+    counts = (progress.step, progress.best_step)
+    numbers = (progress.seconds, progress.seconds_total)
+    if not all(type(count) is int and 0 <= count <= progress.step for count in counts):
+        raise ValueError(f"its steps are {counts}")
+    if not all(isinstance(number, (int, float)) for number in numbers):
+        raise ValueError(f"its seconds are {numbers}")
+    return progress
 
 
 def _own_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -185,4 +217,5 @@ def _sync(path: Path) -> None:
 
 
 def _all(folder: RunFolder) -> list[Path]:
-    return sorted(folder.checkpoints.glob("step-*"))
+    found = [path for path in folder.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))

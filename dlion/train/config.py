@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import Parameter
 
@@ -91,6 +91,7 @@ class TrainConfig:
         )
         _require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more")
         _require(0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2^63 - 1")
+        _require(_is_text(self.data), "data", ascii(self.data), "a path in valid UTF-8")
         if self.steps is not None and self.epochs is not None:
             raise ValueError(
                 f"--steps {self.steps} and --epochs {self.epochs} contradict each other: give one of them."
@@ -148,11 +149,34 @@ def to_flags(config: TrainConfig) -> dict[str, Any]:
 
 
 def from_flags(flags: Mapping[str, Any]) -> Settled:
-    """The inverse of `to_flags` for a settled run."""
+    """The inverse of `to_flags` for a settled run.
+
+    Raises:
+        ValueError: a flag is missing, unknown, or has a value of another type or out of range.
+    """
     fields: dict[str, Any] = {
         flag.replace("-", "_"): tuple(value) if isinstance(value, list) else value for flag, value in flags.items()
     }
+    kinds = get_type_hints(Settled)
+    for name, kind in kinds.items():
+        default = getattr(Settled, name)
+        if not _is_a(fields.get(name, default), kind):
+            raise ValueError(f"{name.replace('_', '-')} cannot be {fields.get(name, default)!r}")
+    if unknown := fields.keys() - kinds.keys():
+        raise ValueError(f"{min(unknown)} is not a flag")
     return Settled(**fields)
+
+
+def _is_a(value: object, kind: Any) -> bool:
+    """Whether a value from a file has the type of a field: plain, optional, a tuple, or one of some literals."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is tuple:
+        members = get_args(kind)
+        return isinstance(value, tuple) and len(value) == len(members) and all(map(_is_a, value, members))
+    if get_args(kind):
+        return any(_is_a(value, one) for one in get_args(kind))
+    return type(value) is kind or (kind is float and type(value) is int)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -181,6 +205,14 @@ def unknown_name(kind: str, name: str, known: list[str]) -> ValueError:
     near = get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return ValueError(f"unknown {kind} {name!r}: {hint}it must be one of {', '.join(known)}.")
+
+
+def _is_text(path: str | None) -> bool:
+    try:
+        (path or "").encode()
+    except UnicodeEncodeError:  # bytes of a file name that are no text; TOML has no word for them
+        return False
+    return True
 
 
 def _positive(value: float) -> bool:

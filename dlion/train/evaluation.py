@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_model
 
+from dlion.train.checkpoints import load_weights
 from dlion.train.config import Settled
 from dlion.train.jobs import data_of
 from dlion.train.loop import validation
@@ -39,7 +39,7 @@ def print_metrics(path: Path, data: str | None) -> None:
 
 def _metrics_of(file: Path, config: Settled, task: Task, device: torch.device) -> Record:
     model = build_model(config.model, task).to(device)
-    load_model(model, str(file), device=str(device))
+    load_weights(model, file)
     shares = [
         task.evaluate(model, rank=rank, workers=config.workers, device=device).tolist()
         for rank in range(config.workers)

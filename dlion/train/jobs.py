@@ -83,7 +83,7 @@ def open_run(config: Settled, place: Place) -> Job | None:
         None when the run to continue is finished already, which is said on the terminal.
 
     Raises:
-        ValueError: the folder holds a different run, a damaged checkpoint, or no run.
+        ValueError: the folder holds a different run, a damaged checkpoint or no run, or another command trains in it.
     """
     if place.resume is None:
         return Job(config, RunFolder.create(place.out, place.name, config))
@@ -94,7 +94,22 @@ def open_run(config: Settled, place: Place) -> Job | None:
         raise ValueError(
             f"{folder.path} holds a different run ({other[0]}): only --steps can change when a run is resumed."
         )
-    checkpoint = checkpoints.latest(folder)
+    folder.hold()
+    try:
+        checkpoint = _point(folder, config)
+    except BaseException:
+        folder.release()
+        raise
+    if checkpoint is None:
+        folder.release()
+        return None
+    return Job(config, folder, checkpoint)
+
+
+def _point(folder: RunFolder, config: Settled) -> Checkpoint | None:
+    """Where to go on; None when the run is finished already, which is said on the terminal."""
+    folder.records()  # damaged ones are found before any worker starts
+    checkpoint = checkpoints.latest(folder, config.workers)
     reached = checkpoint.progress.step
     if config.steps < reached:
         raise ValueError(
@@ -103,4 +118,4 @@ def open_run(config: Settled, place: Place) -> Job | None:
     if config.steps == reached and folder.summary_file.exists():
         print(f"{folder.path} is finished after {reached} steps: nothing to do (a larger --steps lengthens it).")
         return None
-    return Job(config, folder, checkpoint)
+    return checkpoint

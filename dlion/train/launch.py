@@ -33,6 +33,7 @@ LOOPBACK = "127.0.0.1"
 BLAME_SECONDS = 1.0
 REPEAT_SECONDS = 1.0
 SHUTDOWN_SECONDS = 5
+AT_ONCE = -1  # in the place of a signal's number: ranks shall end without another step
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -62,12 +63,15 @@ def _with_own_ranks(config: TrainConfig, place: Place) -> int:
         job = open_run(settled, place)
         if job is None:
             return 0
-        with tempfile.TemporaryDirectory(prefix="dlion-") as logs:
-            try:
-                elastic_launch(_launch_config(workers, method, logs), _own_rank)(job, device, signalled)
-            except ChildFailedError as error:
-                print(f"dlion: {_blame(error, job, Path(logs))}", file=sys.stderr)
-                return 1
+        try:
+            with tempfile.TemporaryDirectory(prefix="dlion-") as logs:
+                try:
+                    elastic_launch(_launch_config(workers, method, logs), _own_rank)(job, device, signalled)
+                except ChildFailedError as error:
+                    print(f"dlion: {_blame(error, job, Path(logs))}", file=sys.stderr)
+                    return 1
+        finally:
+            job.folder.release()
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -107,9 +111,15 @@ def _own_rank(job: Job, device: Literal["cpu", "cuda"], signalled: Any) -> None:
         if os.getppid() != launcher:
             os._exit(1)
 
+    def on_terminate(number: int, frame: FrameType | None) -> None:
+        # `timeout`, systemd and Slurm send SIGTERM to all processes of a command. After AT_ONCE it is the launcher's.
+        if signalled.value == AT_ONCE:
+            os._exit(128 + number)
+        signalled.value = signalled.value or number
+
     signal.signal(signal.SIGINT, on_interrupt)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, on_terminate)
     try:
         loop.train(job, join(device, lambda: int(signalled.value)))
         dist.destroy_process_group()
@@ -131,7 +141,13 @@ def _name_no_host() -> None:
 
 
 def _as_found_rank(config: TrainConfig, place: Place) -> int:
-    workers = int(os.environ["WORLD_SIZE"])
+    size, rank = (os.environ[name].strip() for name in ("WORLD_SIZE", "RANK"))
+    if not (size.isdecimal() and rank.isdecimal() and int(rank) < int(size)):
+        raise ValueError(
+            f"the launcher set RANK={rank} and WORLD_SIZE={size}, and a rank must be one of 0 to WORLD_SIZE - 1: "
+            "unset both to let dlion start its own workers."
+        )
+    workers = int(size)
     if config.workers not in (None, workers):
         raise ValueError(
             f"--workers {config.workers} contradicts the launcher, which started {workers}: leave --workers out."
@@ -208,6 +224,7 @@ def _remember(signalled: Any, launcher: int) -> Callable[[int, FrameType | None]
             signalled.value = number
             first[0] = time.monotonic()
         elif os.getpid() == launcher and time.monotonic() - first[0] > REPEAT_SECONDS:
+            signalled.value = AT_ONCE
             raise KeyboardInterrupt
 
     return handle
@@ -228,11 +245,15 @@ def _blame(error: ChildFailedError, job: Job, logs: Path) -> str:
     else:
         cause = f"it exited with status {failure.exitcode}"
     log = job.folder.failure_log
-    log.write_text(f"rank {rank}: {cause}\n\n{details}", encoding="utf-8")
+    try:
+        log.write_text(f"rank {rank}: {cause}\n\n{details}", encoding="utf-8", errors="backslashreplace")
+        more = f"more in {log}"
+    except OSError as problem:  # the folder is gone or its disk full: often the reason itself
+        more = f"{log} could not be written: {problem.strerror}"
     saved = (
         f"; go on with: dlion train --resume {job.folder.path}" if any(job.folder.checkpoints.glob("step-*")) else ""
     )
-    return f"rank {rank} failed: {cause.rstrip('.')} (more in {log}){saved}"
+    return f"rank {rank} failed: {cause.rstrip('.')} ({more}){saved}"
 
 
 def _one_line(error: object) -> str:

@@ -79,7 +79,7 @@ def write_report(folder: RunFolder, config: Settled, summary: Record) -> None:
         summary=_table(_flat(summary)),
         config=_table(to_flags(config)),
     )
-    write_whole(folder.report_file, page.encode())
+    write_whole(folder.report_file, page.encode(errors="backslashreplace"))
 
 
 def _facts(summary: Record) -> list[tuple[str, str]]:
@@ -128,7 +128,7 @@ def _curves(axes: Axes, records: list[Record], metric: str, x: str, unit: float,
     if metric == "loss":
         lines.insert(0, ("loss", "training", TRAINING, "-"))
     for key, name, colour, style in lines:
-        points = [(record[x] / unit, record[key]) for record in records if record.get(key) is not None]
+        points = [(record[x] / unit, record[key]) for record in records if None not in (record.get(key), record.get(x))]
         axes.plot(
             [a for a, _ in points],
             [b for _, b in points],

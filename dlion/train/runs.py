@@ -10,9 +10,12 @@ runs/NAME/
   checkpoints/             what `--resume` needs (see checkpoints.py)
 """
 
+import fcntl
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +28,22 @@ Record = dict[str, Any]
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or a crash, never meets half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    with draft_of(path) as temporary, temporary.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
+
+
+@contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`, which becomes `path` at the end, or is deleted if that does not come."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 class RunFolder:
@@ -46,6 +59,7 @@ class RunFolder:
         self.report_file = path / "report.html"
         self.failure_log = path / "failure.log"
         self.checkpoints = path / "checkpoints"
+        self._held: int | None = None
 
     @classmethod
     def create(cls, out: Path, name: str | None, config: Settled) -> "RunFolder":
@@ -59,11 +73,20 @@ class RunFolder:
         Raises:
             ValueError: `name` is taken by another run, or is not the name of a folder.
         """
-        if name is not None and (name != Path(name).name or name in {"", ".", ".."}):
-            raise ValueError(f"--name must be the name of a folder inside --out, and {name!r} was given.")
+        if name is not None and (name != Path(name).name or name in {"", ".", ".."} or not name.isprintable()):
+            raise ValueError(
+                f"--name must be the name of a folder inside --out, without control characters, and {name!r} was given."
+            )
         out.mkdir(parents=True, exist_ok=True)
         folder = cls(_first_free(out, config) if name is None else _claim(out / name, config))
-        folder.write_config(config)
+        folder.hold()
+        try:
+            folder.write_config(config)
+        except BaseException:
+            folder.release()
+            with suppress(OSError):
+                folder.path.rmdir()  # it is empty
+            raise
         return folder
 
     @classmethod
@@ -80,6 +103,31 @@ class RunFolder:
             )
         return folder
 
+    def hold(self) -> None:
+        """Keep every other command from training into this folder, as long as this process or a fork of it lives.
+
+        Where the file system has no locks nothing is held.
+
+        Raises:
+            ValueError: another command does.
+        """
+        self._held = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise ValueError(
+                f"another command is training in {self.path}: wait for its end, or stop it, or take another --name."
+            ) from None
+        except OSError:
+            self.release()
+
+    def release(self) -> None:
+        """The opposite of `hold`; forks hold on until they end."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
     def write_config(self, config: Settled) -> None:
         """Replace `config.toml`."""
         write_whole(self.config_file, tomli_w.dumps(to_flags(config)).encode())
@@ -92,8 +140,8 @@ class RunFolder:
         """
         try:
             return from_flags(read_toml(self.config_file))
-        except TypeError as error:
-            raise ValueError(f"{self.config_file} does not describe a run: {error}.") from None
+        except ValueError as error:
+            raise ValueError(f"{self.config_file} does not describe a run: {str(error).rstrip('.')}.") from None
 
     def append(self, record: Record) -> None:
         """Add one line to `metrics.jsonl`; numbers that are not finite become null, as JSON has no word for them."""
@@ -102,11 +150,26 @@ class RunFolder:
             file.write(line + "\n")
 
     def records(self) -> list[Record]:
-        """The lines of `metrics.jsonl`; a last line cut short by a crash is left out."""
+        """The lines of `metrics.jsonl`; a last line cut short by a crash is left out.
+
+        Raises:
+            ValueError: a line is no record.
+        """
         if not self.metrics_file.exists():
             return []
-        lines = self.metrics_file.read_text("utf-8").split("\n")
-        return [json.loads(line) for line in lines[:-1]]
+        lines = self.metrics_file.read_bytes().split(b"\n")
+        return [self._record(line, number) for number, line in enumerate(lines[:-1], 1)]
+
+    def _record(self, line: bytes, number: int) -> Record:
+        record: Any
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not (isinstance(record, dict) and type(record.get("step")) is int):
+            raise ValueError(f"line {number} of {self.metrics_file} is damaged: mend or delete that line.")
+        whole: Record = record
+        return whole
 
     def forget_from(self, step: int) -> None:
         """Drop the records of `step` and later, which a resumed run writes again."""
@@ -126,8 +189,28 @@ class RunFolder:
         """
         if not self.summary_file.is_file():
             raise ValueError(f"{self.path} is not finished: continue it with `dlion train --resume {self.path}`.")
-        summary: Record = json.loads(self.summary_file.read_text("utf-8"))
-        return summary
+        summary: Any
+        try:
+            summary = json.loads(self.summary_file.read_bytes())
+        except ValueError:
+            summary = None
+        if not _is_summary(summary):
+            raise ValueError(
+                f"{self.summary_file} is damaged: delete it and let `dlion train --resume {self.path}` write it again."
+            )
+        whole: Record = summary
+        return whole
+
+
+def _is_summary(value: Any) -> bool:
+    """Whether what was read holds what `dlion eval` needs."""
+    kinds = {"steps": int, "best_step": int, "threads": int, "device": str, "data": dict}
+    return (
+        isinstance(value, dict)
+        and all(type(value.get(key)) is kind for key, kind in kinds.items())
+        and value["threads"] > 0
+        and value["data"].keys() >= {"name", "sha256"}
+    )
 
 
 def finite(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Guards what a user types and reads: help without torch, one sentence for a mistake, a whole run, `dlion eval`."""
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -34,6 +35,12 @@ MISTAKES = {
     "precision": (["--precision", "fp8"], "bf16"),
     "unknown flag": (["--learning-rate", "1"], "--learning-rate"),
     "name outside": (["--name", "../x"], "--name must be"),
+    "name of two lines": (["--name", "a\nb"], "--name must be"),
+    "name that is no text": (["--name", "a\udcff"], "--name must be"),
+    "data of nobody": (["--data", "~no-such-user/x"], "home folder"),
+    "text of nobody": (["--task", "text", "--data", "~no-such-user/x"], "home folder"),
+    "images of nobody": (["--task", "cifar10", "--data", "~no-such-user/x"], "home folder"),
+    "data that is no text": (["--data", "a\udcff"], "UTF-8"),
     "no such config": (["--config", "no.toml"], "no.toml cannot be read"),
     "unknown key": (["--config", "unknown.toml"], "did you mean batch-size"),
     "broken TOML": (["--config", "broken.toml"], "not valid TOML"),
@@ -137,6 +144,35 @@ def test_eval_prints_the_stored_metrics(finished: tuple[Path, str, str]) -> None
         line = next(line for line in output.splitlines() if line.startswith(label))
         loss, accuracy = summary[f"{prefix}val_loss"], summary[f"{prefix}val_accuracy"]
         assert line.endswith(f": val_loss {loss:.6f}  val_accuracy {accuracy:.6f}")
+
+
+def test_a_name_that_the_terminal_cannot_show_is_no_reason_to_fail(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "dlion", "train", *TINY, "--steps", "1", "--out", ".", "--name", "\xfcber"]
+    ascii_only = environment() | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(arguments, cwd=tmp_path, env=ascii_only, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "run folder: \\xfcber" in done.stdout
+
+
+def test_eval_into_a_closed_pipe_ends_quietly(finished: tuple[Path, str, str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "dlion", "eval", str(finished[0])]
+    done = subprocess.run(command, env=environment(), stdout=writing, stderr=subprocess.PIPE, timeout=100)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize(("rank", "size"), [("3", "2"), ("x", "1"), ("0", "many"), ("0", "0")])
+def test_a_launcher_that_counts_wrongly_is_told(
+    rank: str, size: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dlion.cli import main
+
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    assert main(["train"]) == 2
+    assert f"RANK={rank} and WORLD_SIZE={size}" in capsys.readouterr().err
 
 
 def test_eval_of_nothing_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,8 +22,8 @@ def alive(pids: list[int]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("number", "whole_group"),
-    [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False)],
-    ids=["Ctrl-C in a terminal", "SIGINT to the command", "SIGTERM to the command"],
+    [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)],
+    ids=["Ctrl-C in a terminal", "SIGINT to the command", "SIGTERM to the command", "SIGTERM to all, as by timeout"],
 )
 def test_a_signal_ends_training_after_a_checkpoint(number: int, whole_group: bool, tmp_path: Path) -> None:
     process = start(LONG, tmp_path)
@@ -58,6 +58,16 @@ def test_a_rank_that_dies_is_named(rank: int, tmp_path: Path) -> None:
     assert f"rank {rank} failed: it was ended by SIGKILL" in errors
     assert not alive(ranks)
     assert (tmp_path / "run/failure.log").read_text().startswith(f"rank {rank}: ")
+
+
+def test_a_run_folder_that_vanishes_is_said(tmp_path: Path) -> None:
+    process = start(LONG, tmp_path)
+    await_step(process, 2)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert errors.count("\n") == 1 and "rank 0 failed: FileNotFoundError" in errors
+    assert "failure.log could not be written" in errors
 
 
 def test_ranks_do_not_outlive_their_launcher(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from command import TINY, dlion, records
 
+from dlion.train import checkpoints
 from dlion.train.config import Settled, TrainConfig, from_flags, learning_rate, read_toml, settle, to_flags
 from dlion.train.runs import RunFolder
 
@@ -104,6 +105,93 @@ def test_a_damaged_checkpoint_is_found_before_it_is_read(
         assert "is damaged" in said and "delete" in said
     finally:
         victim.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("format", 9), ("files", {}), ("step", "20"), ("step", 2.5), ("step", -1), ("seconds", None), ("best_step", 99)],
+)
+def test_a_manifest_is_not_believed_blindly(
+    key: str, value: object, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim = pair[1] / "checkpoints/step-00000020/manifest.json"
+    whole = victim.read_bytes()
+    manifest = json.loads(whole)
+    (manifest if key in manifest else manifest["progress"])[key] = value
+    try:
+        victim.write_text(json.dumps(manifest))
+        assert "is damaged" in run_main(["train", "--resume", str(pair[1]), "--steps", "30"], capsys)
+    finally:
+        victim.write_bytes(whole)
+
+
+DAMAGE = {
+    "summary.json": ["", "null", "{}", '{"threads": "x"}'],
+    "config.toml": ["", "task = 5", 'steps = "a"', "betas = [1]", "x = 1"],
+    "model.safetensors": ["", "garbage" * 100],
+}
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, each) for name, all_ in DAMAGE.items() for each in all_])
+def test_eval_says_in_one_sentence_which_file_is_damaged(
+    name: str, content: str, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim = pair[0] / name
+    whole = victim.read_bytes()
+    try:
+        victim.write_text(content)
+        assert str(victim) in run_main(["eval", str(pair[0])], capsys)
+    finally:
+        victim.write_bytes(whole)
+
+
+@pytest.mark.parametrize("line", [b"{}", b"null", b"garbage", b'{"step": "x"}', b"\xff"])
+def test_damaged_metrics_are_found_before_a_worker_starts(
+    line: bytes, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim = pair[1] / "metrics.jsonl"
+    whole = victim.read_bytes()
+    try:
+        victim.write_bytes(line + b"\n" + whole)
+        said = run_main(["train", "--resume", str(pair[1]), "--steps", "30"], capsys)
+        assert f"line 1 of {victim} is damaged" in said
+    finally:
+        victim.write_bytes(whole)
+
+
+def test_two_commands_never_train_in_one_folder(
+    pair: tuple[Path, Path], tmp_path: Path, config: Settled, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = RunFolder.existing(pair[0])
+    first.hold()
+    said = run_main(["train", "--resume", str(pair[0]), "--steps", "30"], capsys)
+    assert f"another command is training in {pair[0]}" in said
+    first.release()
+    (tmp_path / "x").mkdir()
+    second = RunFolder(tmp_path / "x")  # as a command that has not written its configuration yet
+    second.hold()
+    with pytest.raises(ValueError, match="another command is training"):
+        RunFolder.create(tmp_path, "x", config)
+    second.release()
+    RunFolder.create(tmp_path, "x", config).release()
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, config: Settled, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dlion.train.runs.os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        RunFolder.create(tmp_path, "x", config)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoints_are_ordered_by_their_steps(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    names = ["step-99999999", "step-100000000", "step-mine"]
+    for name in names:
+        (folder.checkpoints / name).mkdir(parents=True)
+    assert [path.name for path in checkpoints._all(folder)] == names[:2]
 
 
 def test_names_are_free_and_never_shared(tmp_path: Path, config: Settled) -> None:

@@ -24,7 +24,10 @@ def cached_arrays(key: str, make: Callable[[], Arrays]) -> tuple[Arrays, str]:
     and then read; the file appears whole, by renaming. A process that dies gives its lock back. A damaged
     file is made again. If the folder cannot be written the arrays are made each time, and the words say so.
     """
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlion"
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlion"
+    except RuntimeError:
+        return make(), "decoded for this run only (this user has no home folder, and XDG_CACHE_HOME is not set)"
     path = folder / f"{key}.npz"
     kept = f"decoded once into {path}"
     arrays = _read(path)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dlion.train.data import inert_pickle
 from dlion.train.data.pictures import read_archive, read_picture_folder
-from dlion.train.data.sets import ImageSet, Split, image_set
+from dlion.train.data.sets import ImageSet, Split, expanded, image_set
 
 _PIXELS = 3 * 32 * 32
 _ARCHIVES = (".tar", ".tar.xz", ".tar.gz", ".tar.bz2", ".tgz", ".txz")
@@ -34,9 +34,9 @@ def load_cifar10(data: str | None = None) -> ImageSet:
     """
     root = os.environ.get("DLION_DATA")
     if data is not None:
-        places = _places(Path(data).expanduser())
+        places = _places(expanded(data))
     else:
-        places = [*_places(Path(root, "cifar10").expanduser()), *_places(Path(root).expanduser())[1:]] if root else []
+        places = [*_places(expanded(root) / "cifar10"), *_places(expanded(root))[1:]] if root else []
     for place in places:
         read = _reader(place)
         if read is not None:

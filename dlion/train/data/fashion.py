@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dlion.train.data.sets import ImageSet, Split, image_set
+from dlion.train.data.sets import ImageSet, Split, expanded, image_set
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 SUBSET = Path(__file__).parent.parent / "assets" / "fashion-mnist-subset.npz"
@@ -45,7 +45,7 @@ def load_fashion(data: str | None = None) -> ImageSet:
     Raises: ValueError: `data` holds no such files, or the files found are damaged.
     """
     if data is not None:
-        root = Path(data).expanduser()
+        root = expanded(data)
         places = [root, root / "fashion-mnist", root / "FashionMNIST" / "raw", root / "raw"]
         folder = _first_with_files(places)
         if folder is None:
@@ -55,7 +55,7 @@ def load_fashion(data: str | None = None) -> ImageSet:
             )
         return _read_folder(folder)
     named = os.environ.get("DLION_DATA")
-    places = [Path(named).expanduser() / name for name in ("fashion-mnist", "FashionMNIST/raw")] if named else []
+    places = [expanded(named) / name for name in ("fashion-mnist", "FashionMNIST/raw")] if named else []
     folder = _first_with_files([*places, DEBIAN])
     return _read_subset() if folder is None else _read_folder(folder)
 

@@ -102,6 +102,17 @@ class Split:
     source: Path
 
 
+def expanded(data: str) -> Path:
+    """The path that a user gave, `~` and `~name` expanded.
+
+    Raises: ValueError: there is no such user, or this one has no home folder.
+    """
+    try:
+        return Path(data).expanduser()
+    except RuntimeError:
+        raise ValueError(f"the home folder that {data} begins with is not known: give the whole path") from None
+
+
 def digest(*arrays: npt.NDArray[Any]) -> str:
     """SHA-256 over the arrays' elements in row-major order; labels of any integer type count as little-endian
     int64.

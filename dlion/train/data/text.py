@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dlion.train.data.sets import TextSet
+from dlion.train.data.sets import TextSet, expanded
 
 GPT2_VOCABULARY = 50257
 VALID_SHARE = 10  # one part in ten is for validation
@@ -36,7 +36,7 @@ def load_text(data: str | None = None) -> TextSet:
     """
     if data is None:
         return _library()
-    path = Path(data).expanduser()
+    path = expanded(data)
     if path.is_dir() and (path / "train.bin").is_file():
         path = path / "train.bin"
     if path.suffix == ".bin" and path.is_file():
