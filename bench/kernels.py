@@ -127,7 +127,7 @@ def measure(what: dict[str, tuple[Callable[[], object], float | None]], rounds: 
 
 
 def ratios(found: dict[str, Measured]) -> dict[str, float]:
-    """Of medians; what each should be is in docs/benchmarks.md."""
+    """Of medians; rates are bytes that must move over seconds."""
     seconds = {name: one.seconds for name, one in found.items()}
     rate = {name: one.gigabytes_per_second or 0.0 for name, one in found.items()}
     return {

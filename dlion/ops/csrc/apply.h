@@ -58,12 +58,12 @@ struct Stochastic {
 
     explicit DLION_INLINE Stochastic(const ApplySpan& span, int64_t word) {
         constexpr int AT_ONCE = sizeof(Q) / sizeof(uint64_t);
-        const uint64_t first = (span.word + word) * (WORD / 4);
+        Q number;
+        for (int i = 0; i < AT_ONCE; ++i) number[i] = i;
+        number += (span.word + word) * (WORD / 4);
         const Q start = splat(finalise(span.half + GOLDEN));
         for (int k = 0; k < WORD / 4; k += AT_ONCE) {
-            Q number;
-            for (int i = 0; i < AT_ONCE; ++i) number[i] = first + k + i;
-            Q hash = finalise((finalise((start ^ number) + GOLDEN) ^ ~span.seed) + GOLDEN);
+            Q hash = finalise((finalise((start ^ (number + k)) + GOLDEN) ^ ~span.seed) + GOLDEN);
             if (span.odd) hash = ~hash;
             write(random + 4 * k, hash);
         }
