@@ -4,7 +4,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor
@@ -180,4 +180,6 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, torch.dtype):
         return str(value)
+    if isinstance(value, SupportsFloat) and not isinstance(value, (bool, int)):
+        return float(value)  # a numpy number says itself in other words than the same float
     return value

@@ -138,7 +138,7 @@ class Exchange:
             return
         self.begin()
         bucket = self.layout.buckets[0]
-        blank = torch.zeros(bucket.size, dtype=bucket.dtype)
+        blank = torch.zeros(bucket.size, dtype=bucket.dtype, device="cpu")
         planes = self.wire.up.encode(blank, bucket, self.moment)
         self._exchanged(bucket, planes, Status.LAYOUT_CHANGED)
         self._diagnose(Status.LAYOUT_CHANGED, Status.LAYOUT_CHANGED)

@@ -131,7 +131,7 @@ def _status(front: int) -> Status:
 
 
 def _words(a: int, b: int) -> Tensor:
-    return torch.tensor([x - 2**64 if x >= 2**63 else x for x in (a, b)], dtype=torch.int64)
+    return torch.tensor([x - 2**64 if x >= 2**63 else x for x in (a, b)], dtype=torch.int64, device="cpu")
 
 
 def _unsigned(words: Sequence[int]) -> tuple[int, int]:

@@ -54,7 +54,6 @@ class Distributed(torch.optim.Optimizer):
 
     Attributes:
         stats: `dlion.Stats`, what the exchange cost.
-        kernels: name of the kernels in use.
 
     Raises:
         ValueError: at construction, for options out of range and parameters that cannot be trained so.
@@ -82,7 +81,8 @@ class Distributed(torch.optim.Optimizer):
     ) -> None:
         self.method = method
         self.options = Options.checked(method, topology, ties, zeros, nonfinite, rounding, bucket_bytes, timeout)
-        self.kernels, _ = choose(kernels)
+        choose(kernels)  # a name that is missing here is an error now
+        self._asked_kernels = kernels
         self.stats = Stats()
         self.process_group = process_group
         self._attach()
@@ -161,7 +161,7 @@ class Distributed(torch.optim.Optimizer):
     def _agreed(self, group: dist.ProcessGroup | None) -> Exchange:
         workers = group.size() if group is not None else 1
         choices = Choices(
-            choose(self.kernels)[1], workers, self.options.ties, self.options.zeros, self.options.rounding
+            choose(self._asked_kernels)[1], workers, self.options.ties, self.options.zeros, self.options.rounding
         )
         self._steps = METHODS[self.method].steps(self._rule, choices)
         # not self.defaults: torch adds a key to it when a state dict is loaded, which may happen on some workers only
@@ -184,6 +184,11 @@ class Distributed(torch.optim.Optimizer):
                 "train apart: call torch.distributed.init_process_group() before the next step"
             )
         return group
+
+    @property
+    def kernels(self) -> str:
+        """Name of the kernels in use."""
+        return choose(self._asked_kernels)[0]
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -225,7 +230,7 @@ class Distributed(torch.optim.Optimizer):
                 group.setdefault(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = {name: getattr(self, name) for name in ("method", "options", "kernels", "stats")}
+        mine = {name: getattr(self, name) for name in ("method", "options", "_asked_kernels", "stats")}
         lost = self._lost_group or self._process_group is not None
         return super().__getstate__() | mine | {"_process_group": None, "_lost_group": lost}
 
@@ -238,7 +243,7 @@ class Distributed(torch.optim.Optimizer):
 
     def _attach(self) -> None:
         """What is made anew in every process, and never pickled."""
-        self._rule = METHODS[self.method].rule(choose(self.kernels)[1], self.options.rounding)
+        self._rule = METHODS[self.method].rule(choose(self._asked_kernels)[1], self.options.rounding)
         self._exchange = None
         self._key = ()
 

@@ -145,10 +145,10 @@ class Gradient:
     _seen: dict[int, int] = field(default_factory=dict, repr=False)
 
     def defaults(self) -> dict[str, Any]:
-        return dict(self.optimizer([torch.zeros(1)]).defaults)
+        return dict(self.optimizer([torch.zeros(1, device="cpu")]).defaults)
 
     def allocate(self, replica: Replica) -> None:
-        inner = self.optimizer([torch.zeros(1)])
+        inner = self.optimizer([torch.zeros(1, device="cpu")])
         for slot, param in enumerate(replica.params):
             if replica.state.get(param):
                 continue
@@ -193,7 +193,7 @@ class Gradient:
     def _step(self, replica: Replica, grads: dict[Tensor, Tensor]) -> None:
         """Step with `grads` in the place of the local gradients, which are put back."""
         own = [param.grad for param in replica.params]
-        inner = self.optimizer([torch.zeros(1)])
+        inner = self.optimizer([torch.zeros(1, device="cpu")])
         inner.param_groups, inner.state = replica.param_groups, replica.state
         try:
             for param in replica.params:
@@ -215,7 +215,7 @@ def state_tensors(replica: Replica) -> list[Tensor]:
     kept = [replica.state.get(param, {}) for param in replica.params]
     names = sorted({name for each in kept for name in each})
     found = [each.get(name) for each in kept for name in names]
-    return [local(value) if isinstance(value, Tensor) else torch.zeros(0) for value in found]
+    return [local(value) if isinstance(value, Tensor) else torch.zeros(0, device="cpu") for value in found]
 
 
 def finite_or_zero(grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,5 +236,5 @@ def gathered(bucket: Bucket, say: Callable[[Piece], tuple[Tensor, Tensor]]) -> t
             finite = finite & fine.to(finite.device)
         flat[piece.offset : piece.offset + said.numel()] = said
     if flat is None or finite is None:
-        return torch.zeros(bucket.size, dtype=bucket.dtype), True
+        return torch.zeros(bucket.size, dtype=bucket.dtype, device="cpu"), True
     return flat, bool(finite)

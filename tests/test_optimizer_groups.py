@@ -204,3 +204,22 @@ def test_a_store_whose_keeper_ended_is_an_exchange_error() -> None:
     del keeper
     with pytest.raises(ExchangeError, match=r"rank 1 lost the process group's store.*rank 0"):
         wait_for_all(group, "begin", timedelta(seconds=5))
+
+
+def test_a_default_device_and_dtype_of_the_user_change_nothing() -> None:
+    def run(kernels: str) -> torch.Tensor:
+        p = torch.nn.Parameter(torch.ones(70, device="cpu", dtype=torch.float32))
+        optimizer = DistributedLion([p], lr=0.5, kernels=kernels)
+        for _ in range(2):
+            p.grad = torch.ones_like(p)
+            optimizer.step()
+        return p.detach()
+
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        with torch.device("meta"):
+            seen = [run(kernels) for kernels in ("auto", "reference")]
+    finally:
+        torch.set_default_dtype(before)
+    assert all(torch.equal(p, torch.zeros(70)) for p in seen)

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint import state_dict as dcp
 
 from dlion import Distributed, DistributedLion
 from dlion.methods import METHODS
+from dlion.ops import native
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -253,3 +254,11 @@ def test_torch_distributed_checkpoint_reads_and_writes_it(method: str) -> None:
     dcp.set_optimizer_state_dict(resumed, again, saved)
     train(again, range(3, 5))
     assert same(model, resumed) and again.param_groups[0]["t"] == 5 and again.param_groups[0]["lr"] == 0.01
+
+
+def test_kernels_are_chosen_anew_where_an_optimizer_is_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be another machine, without the compiled ones."""
+    optimizer = DistributedLion([torch.nn.Parameter(torch.ones(2))])
+    stored = pickle.dumps(optimizer)
+    monkeypatch.setattr(native, "_loaded", [])
+    assert pickle.loads(stored).kernels == "reference"

@@ -11,6 +11,9 @@ from world import succeed, world
 
 from dlion import Distributed, DistributedLion
 from dlion.errors import NonFiniteGradientError
+from dlion.ops import KERNELS, native
+
+AVAILABLE = [name for name in KERNELS if name != "native" or native.available()]
 
 
 def digest(params: list[torch.Tensor]) -> str:
@@ -186,6 +189,21 @@ def test_the_first_step_with_lr_zero_allocates_and_nothing_else() -> None:
     opt.step()
     assert opt.state[param]["exp_avg"].abs().max() > 0 and opt.param_groups[0]["t"] == 1
     assert param.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("kernels", AVAILABLE)
+def test_a_momentum_that_is_not_a_number_never_votes(kernels: str) -> None:
+    """As a damaged checkpoint may hold it: the worker abstains, and the others decide."""
+
+    def work(rank: int, group: object) -> tuple[list[float], int]:
+        param = nn.Parameter(torch.zeros(3))
+        opt = DistributedLion([param], lr=1.0, process_group=group, kernels=kernels)
+        opt.state[param]["exp_avg"] = torch.tensor([0.0, NAN if rank == 0 else 0.0, 0.0])
+        param.grad = torch.full((3,), -1.0 if rank else 1.0)
+        opt.step()
+        return param.tolist(), opt.stats.abstentions
+
+    assert succeed(world(3, work)) == [([1.0, 1.0, 1.0], 1)] * 3
 
 
 def test_small_momenta_are_stored_as_zero() -> None:

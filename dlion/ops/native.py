@@ -112,7 +112,7 @@ def ballot(
     numels = list(map(Tensor.numel, momenta))
     _kept, addresses, dtypes = _read(grads, numels)  # copies live until the call is over
     moved = list(map(Tensor.contiguous, momenta))
-    words = torch.zeros(planes, size // 64, dtype=torch.int64)
+    words = torch.zeros(planes, size // 64, dtype=torch.int64, device="cpu")
     betas: list[float] = []
     for beta1, beta2, maximize in zip(beta1s, beta2s, negate, strict=True):
         sign = -1.0 if maximize else 1.0  # to negate the scalar gives the bits of a negated gradient
@@ -133,7 +133,7 @@ def ballot(
     )
     _check(result, offsets, numels, size)
     _put_back(momenta, moved)
-    return words, torch.tensor(result == FINE)
+    return words, torch.tensor(result == FINE, device="cpu")
 
 
 def apply(
@@ -206,7 +206,7 @@ def _tally(ballots: Tensor, planes: int, counted: int, ties: str, first_word: in
     if not 0 < voters <= MOST_VOTERS:
         raise ValueError(f"a tally of {voters} ballots is not defined: give 1 to {MOST_VOTERS}")
     ballots = _with_rows(ballots)
-    verdict = torch.empty(planes, words, dtype=torch.int64)
+    verdict = torch.empty(planes, words, dtype=torch.int64, device="cpu")
     _library().dlion_tally(
         ballots.data_ptr(),
         ballots.stride(0),

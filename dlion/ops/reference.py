@@ -22,12 +22,12 @@ def lion_message(grad: Tensor, momentum: Tensor, beta1: float, beta2: float) -> 
         beta1, beta2: rounded once from float64.
 
     Returns:
-        `b1*m + (1-b1)*g` with the old m, f[n], 0 where the gradient is not finite; and bool[], whether all of it was
-        finite. Where it is not, momentum keeps its value.
+        `b1*m + (1-b1)*g` with the old m, f[n], 0 where it is not finite; and bool[], whether all of it was. Where it is
+        not, momentum keeps its value.
     """
     g = grad.to(momentum.dtype)
-    finite = g.isfinite()
     message = momentum * beta1 + g * (1 - beta1)
+    finite = message.isfinite()  # neither a gradient nor a loaded momentum that is not may become a vote
     moved = momentum * beta2 + g * (1 - beta2)
     moved = torch.where(moved.abs() < SMALLEST_MOMENTUM, 0.0, moved)
     momentum.copy_(torch.where(finite, moved, momentum))
@@ -262,7 +262,7 @@ def round_stochastic(values: Tensor, dtype: torch.dtype, first_word: int, t: int
 def _moved(param: Tensor, planes: Tensor, table: list[float], decay: float) -> Tensor:
     """`p*decay - table[level]`, float64 for float64 parameters, else float32."""
     wide = param if param.dtype == torch.float64 else param.float()
-    steps = torch.tensor(table, dtype=torch.float64).to(device=wide.device, dtype=wide.dtype)
+    steps = torch.tensor(table, dtype=torch.float64, device="cpu").to(device=wide.device, dtype=wide.dtype)
     step = steps.index_select(0, levels(planes)[: param.numel()])
     return wide * decay - step
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from cyclopts import Parameter
 
 DEFAULT_WORKERS = 4
-DEFAULT_STEPS = 500
+DEFAULT_STEPS = 300
 LION_BETAS = (0.9, 0.99)
 ADAMW_BETAS = (0.9, 0.999)
 
@@ -36,7 +36,7 @@ class TrainConfig:
     workers: int | None = None
     """Workers, each with its own data stream: 4 unless a launcher such as torchrun says otherwise."""
     steps: int | None = None
-    """Optimizer steps in all: 500 unless --steps or --epochs is given."""
+    """Optimizer steps in all: 300 unless --steps or --epochs is given."""
     epochs: int | None = None
     """Instead of --steps: how often each worker sees the whole training set."""
     batch_size: int = 32

@@ -171,8 +171,10 @@ def _as_found_rank(config: TrainConfig, place: Place) -> int:
 def _train_among_found(config: TrainConfig, place: Place, device: Literal["cpu", "cuda"]) -> int:
     """Returns the number of the signal that stopped training, 0 for none."""
     received: list[int] = []
-    _handle_signals(lambda number, frame: received.append(number))
     ranks = join(device, lambda: received[0] if received else 0)
+    _handle_signals(
+        lambda number, frame: received.append(number)
+    )  # not before: a rank that waits for others can be ended
     job = _agree_on_run(config, place, ranks.channel)
     if job is not None:
         loop.train(job, ranks)

@@ -25,6 +25,7 @@ STYLE: Any = {
     "grid.alpha": 0.2,
     "legend.frameon": False,
     "svg.fonttype": "path",
+    "svg.hashsalt": "dlion",
     **dict.fromkeys(
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK
     ),
@@ -111,14 +112,15 @@ def _drawing(records: list[Record]) -> str:
 
 
 def _panel(records: list[Record], metric: str, x: str, unit: float, label: str) -> str:
-    # element names in a page must not repeat, and matplotlib makes them from the salt
-    with matplotlib.rc_context(STYLE | {"svg.hashsalt": f"{metric} {x}"}):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.75, 3.2), layout="constrained")
         _curves(figure.subplots(), records, metric, x, unit, label)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     drawing = buffer.getvalue()
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing[drawing.index("<svg") :], flags=re.DOTALL)
+    # names must not repeat in a page, and every drawing has the same ones
+    drawing = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{metric}-{x}-", drawing)
     drawing = drawing.replace(INK, "currentColor")
     return drawing.replace("<svg", f'<svg role="img" aria-label="{metric} against {label}"', 1)
 

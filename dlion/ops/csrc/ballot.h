@@ -26,8 +26,8 @@ DLION_INLINE Said one_word(const typename Kind::Raw* grad, float* momentum, cons
     for (int j = 0; j < WORD; j += LANES) {
         const F g = Kind::load(grad ? grad + j : grad);
         const F m = read<F>(momentum + j);
-        const I finite = is_finite(g);
         const F message = m * keep1 + g * take1;
+        const I finite = is_finite(message);  // neither a gradient nor a loaded momentum that is not may become a vote
         F moved = m * keep2 + g * take2;
         moved = select(((U)moved & 0x7fffffffu) < 0x00800000u, F{}, moved);  // below 2**-126
         write(momentum + j, select(finite, moved, m));
