@@ -20,7 +20,7 @@ train: setup
 	@.venv/bin/dlion train $(ARGS)
 
 test: setup
-	@.venv/bin/python -m pytest $(ARGS)
+	@.venv/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # All three have their say, even when the first finds fault.
 check: setup

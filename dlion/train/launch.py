@@ -222,9 +222,9 @@ def _remember(signalled: Any, launcher: int) -> Callable[[int, FrameType | None]
     first = [0.0]
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if not signalled.value:
-            signalled.value = number
+        if not first[0]:  # whatever `signalled` says: a rank may have been sent the same signal earlier
             first[0] = time.monotonic()
+            signalled.value = signalled.value or number
         elif os.getpid() == launcher and time.monotonic() - first[0] > REPEAT_SECONDS:
             signalled.value = AT_ONCE
             raise KeyboardInterrupt
