@@ -70,8 +70,9 @@ def test_one_tensor_is_applied_as_by_the_reference(path: str, dtype: torch.dtype
     param = numbers(1000, 9).to(dtype)
     other = param.clone()
     verdict = random_words(2, 20)[:, 1:18]
-    native.apply_levels(param, verdict, [0.1, -0.2, 0.3, 0.0], 0.99)
-    reference.apply_levels(other, verdict, [0.1, -0.2, 0.3, 0.0], 0.99)
+    where = ([0], [0], [0.1, -0.2, 0.3, 0.0], [0.99], "nearest", 0, 0, 0)
+    native.apply([param], verdict, *where)
+    reference.apply([other], verdict, *where)
     assert same(param, other)
 
 

@@ -32,7 +32,6 @@ def arguments() -> dict[str, tuple[object, ...]]:
         "tally_majority_ternary": (ternary, 5, 3, "rotate"),
         "tally_count": (random_words(4, 2), 3),
         "tally_count_ternary": (ternary, 4),
-        "apply_levels": (values.clone(), random_words(1, 2), [-0.1, 0.1], 0.99),
         "ballot": (
             [values, None, values[:70].bfloat16()],
             [values.flip(0).clone(), values[:3].clone(), values[2:72].clone()],

@@ -23,7 +23,6 @@ SCHEMAS = (
     "tally_majority_ternary(Tensor ballots, int first_word, int t, str ties) -> Tensor",
     "tally_count(Tensor ballots, int planes) -> Tensor",
     "tally_count_ternary(Tensor ballots, int planes) -> Tensor",
-    "apply_levels(Tensor(a!) param, Tensor planes, float[] table, float decay) -> ()",
     "ballot(Tensor?[] grads, Tensor(a!)[] momenta, int[] offsets, int[] groups, int size, float[] beta1s, "
     "float[] beta2s, bool[] negate, int first_word, int t, int rank, str zeros) -> (Tensor words, Tensor finite)",
     "apply(Tensor(a!)[] params, Tensor planes, int[] offsets, int[] groups, float[] tables, float[] decays, "

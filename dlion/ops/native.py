@@ -22,7 +22,6 @@ OPERATORS = (
     "tally_majority_ternary",
     "tally_count",
     "tally_count_ternary",
-    "apply_levels",
     "ballot",
     "apply",
 )
@@ -178,10 +177,6 @@ def apply(
     )
     _check(result, offsets, numels, planes.shape[1] * 64)
     _put_back(params, moved)
-
-
-def apply_levels(param: Tensor, planes: Tensor, table: list[float], decay: float) -> None:
-    apply([param], planes, [0], [0], table, [decay], "nearest", 0, 0, 0)
 
 
 def tally_majority(ballots: Tensor, first_word: int, t: int, ties: str) -> Tensor:

@@ -122,18 +122,6 @@ def tally_count_ternary(ballots: Tensor, planes: int) -> Tensor:
     return _padded(count(addends), planes, ballots[0, 0])
 
 
-def apply_levels(param: Tensor, planes: Tensor, table: list[float], decay: float) -> None:
-    """Move `param` in place: `p = p*decay - table[level]`, the level of an element read from the bit planes.
-
-    Args:
-        param: f[n], contiguous, modified in place. bf16 and fp16 are computed in float32 and rounded once.
-        planes: i64[k, ceil(n/64)], lowest bit first.
-        table: step for each of the 2**k levels that occur, float64, rounded once to the dtype computed in.
-        decay: `1 - lr*weight_decay`.
-    """
-    param.copy_(_moved(param, planes, table, decay))
-
-
 def ballot(
     grads: list[Tensor | None],
     momenta: list[Tensor],
@@ -203,12 +191,13 @@ def apply(
     t: int,
     seed: int,
 ) -> None:
-    """Apply one bucket's verdict to the pieces in it: `apply_levels` in one call, and stochastic rounding.
+    """Apply one bucket's verdict to the pieces in it: `p = p*decay - table[level]`.
 
     Args:
         params: f[...], modified in place; pieces as in `ballot`.
-        planes: i64[k, words of the bucket], lowest bit first.
-        tables: the 2**k steps of each group, one group after another. decays: of each group.
+        planes: i64[k, words of the bucket]: the level of each element in bit planes, lowest bit first.
+        tables: the steps of the 2**k levels in each group, one group after another, float64, rounded once to the dtype
+            computed in. decays: `1 - lr*weight_decay` of each group.
         rounding: of bf16 and fp16, computed in float32: "nearest", or "stochastic" as `round_stochastic` does.
         first_word, t: as in `ballot`. seed: of the rounding, equal on all workers.
 
