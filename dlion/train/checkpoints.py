@@ -4,7 +4,7 @@
       rank-0.pt ... rank-N.pt   each worker's momentum, buffers and byte counters (all differ between workers)
       model.safetensors         the parameters, equal on all workers
       best.safetensors          the run's model.safetensors at that time
-      manifest.json             progress of the run; length and SHA-256 of every file; written last
+      manifest.json             flags and progress of the run; length and SHA-256 of every file; written last
 
 The folder gets its name when everything is in it. The last two are kept.
 """
@@ -24,7 +24,8 @@ from torch import nn
 
 import dlion
 from dlion.channel import Channel
-from dlion.train.runs import RunFolder, draft_of, finite, write_whole
+from dlion.train.config import to_flags
+from dlion.train.runs import Record, RunFolder, draft_of, finite, write_whole
 
 KEPT = 2
 MODELS = ("model.safetensors", "best.safetensors")
@@ -103,7 +104,7 @@ def save(
         if missing:
             raise RuntimeError(f"{missing[0]} is not in {draft}: all workers must see the same --out folder.")
         state = {key: finite(value) for key, value in asdict(progress).items()}
-        manifest = {"format": FORMAT, "progress": state, "files": files}
+        manifest = {"format": FORMAT, "run": _what_run(folder), "progress": state, "files": files}
         write_whole(draft / "manifest.json", json.dumps(manifest, indent=1).encode())
         shutil.rmtree(final, ignore_errors=True)
         os.replace(draft, final)
@@ -111,6 +112,12 @@ def save(
         for old in _all(folder)[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
     channel.barrier()
+
+
+def _what_run(folder: RunFolder) -> Record:
+    """The flags that make a run what it is: it may be lengthened, and its data may lie elsewhere."""
+    flags = to_flags(folder.read_config())
+    return {flag: value for flag, value in flags.items() if flag not in ("steps", "data")}
 
 
 def latest(folder: RunFolder, workers: int) -> Checkpoint:
@@ -132,6 +139,8 @@ def latest(folder: RunFolder, workers: int) -> Checkpoint:
         manifest = json.loads((path / "manifest.json").read_text("utf-8"))
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']!r} is not {FORMAT}, the one this version of dlion reads")
+        if manifest["run"] != _what_run(folder):
+            raise ValueError("it belongs to a run with other flags than config.toml says")
         progress = _progress(manifest["progress"])
         files: dict[str, dict[str, Any]] = manifest["files"]
         broken = next((name for name in _names(workers) if _fingerprint(path / name) != files.get(name)), None)

@@ -109,7 +109,16 @@ def test_a_damaged_checkpoint_is_found_before_it_is_read(
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("format", 9), ("files", {}), ("step", "20"), ("step", 2.5), ("step", -1), ("seconds", None), ("best_step", 99)],
+    [
+        ("format", 9),
+        ("files", {}),
+        ("run", {"task": "text"}),
+        ("step", "20"),
+        ("step", 2.5),
+        ("step", -1),
+        ("seconds", None),
+        ("best_step", 99),
+    ],
 )
 def test_a_manifest_is_not_believed_blindly(
     key: str, value: object, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
