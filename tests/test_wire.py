@@ -134,5 +134,6 @@ def test_counters_equal_the_loopback_interface(tmp_path: Path, method: str, topo
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.strip().splitlines()[-1])
+    print(seen)
     assert seen["interface"] / seen["counters"] == pytest.approx(1, abs=0.05)
     assert seen["counters"] * 8 / seen["params"] / 4 == pytest.approx(1.5 if method == "dlion-mavo" else 48, rel=0.02)
