@@ -98,14 +98,14 @@ struct Lion {
     float keep1, take1, keep2, take2;
 };
 
-// One element: moves the momentum, says +1, 0 or -1; `finite` becomes false where the gradient is not.
+// One element: moves the momentum, says +1, 0 or -1; `finite` becomes false where the message is not.
 inline int vote(float g, float& m, const Lion& lion, bool& finite) {
-    if (!std::isfinite(g)) {
+    volatile float kept = m * lion.keep1, taken = g * lion.take1;  // volatile: rounded apart from each other
+    const float message = kept + taken;
+    if (!std::isfinite(message)) {
         finite = false;
         return 0;
     }
-    volatile float kept = m * lion.keep1, taken = g * lion.take1;  // volatile: rounded apart from each other
-    const float message = kept + taken;
     kept = m * lion.keep2;
     taken = g * lion.take2;
     m = kept + taken;
