@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dlion.channel import Voting, nbytes
+from dlion.header import WORDS
 from dlion.stats import Stats
 
 
@@ -151,4 +152,4 @@ def _rows(header: Tensor, payload: Tensor) -> Tensor:
 
 
 def _split(rows: Tensor) -> tuple[Tensor, Tensor]:
-    return rows[:, :2], rows[:, 2:]
+    return rows[:, :WORDS], rows[:, WORDS:]

@@ -6,7 +6,7 @@ Nothing here imports torch, so that `dlion --help` stays fast.
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -193,11 +193,6 @@ def read_toml(path: Path) -> dict[str, Any]:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"the configuration file {path} is not valid TOML: {error}.") from None
-
-
-def with_steps(config: Settled, steps: int) -> Settled:
-    """The same run with another number of steps."""
-    return replace(config, steps=steps)
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> ValueError:
