@@ -1,5 +1,5 @@
-"""Local ranks look up no host name: a fork taken during a look-up in the launcher left the resolver locked, and one
-start in about twenty hung for ever in the first look-up of a rank.
+"""Local ranks look up no host name: a fork taken during a look-up in the launcher leaves the resolver locked, and a
+rank was seen to hang for ever in its first look-up.
 """
 
 import os
