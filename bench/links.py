@@ -1,11 +1,12 @@
 """Emulated links between network namespaces of this machine: shaped by the kernel, or delayed by a switch of our own.
 
-Two kinds, both contexts that give one Place for each worker and remove everything they made, also after an error:
+Contexts that give one Place for each worker and remove everything they made, also after an error:
 
     with shaped(4, "100mbit") as places: ...      one bridge, veth, tbf on both ends of every link
     with delayed(4, delay_ms=25) as places: ...   one TUN each, one process that forwards (delay_switch.py)
+    with loopback(4) as places: ...               all in one namespace, as the workers of one machine are
 
-Both need root and iproute2. `missing()` says in one sentence what is not there.
+All need root and iproute2. `missing()` says in one sentence what is not there.
 """
 
 import json
@@ -141,6 +142,17 @@ def shaped(workers: int, rate: str, *, segment_like_a_wire: bool = False) -> Ite
                 _shape(place.namespace, place.interface, rate)
                 _shape(bridge, port, rate)
         yield places
+
+
+@contextmanager
+def loopback(workers: int) -> Iterator[list[Place]]:
+    """All workers on one loopback interface: what they have on one machine, with nothing of others on it.
+
+    Raises: LinkError when a command fails.
+    """
+    with _namespaces(["loopback"]) as (name,):
+        _run("ip", "-n", name, "link", "set", "lo", "up")
+        yield [Place(name, "127.0.0.1", "lo")] * workers
 
 
 @contextmanager

@@ -99,8 +99,8 @@ def _first_failure(workers: Sequence[subprocess.Popen[bytes]], deadline: float) 
 def _blame(rank: int, status: int, log: Path) -> str:
     how = f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
     lines = log.read_text(errors="replace").strip().splitlines()[-SHOWN_LINES:]
-    where = "its message stands above" if rank == 0 else "its last lines are" if lines else "it wrote nothing"
-    return "\n    ".join([f"rank {rank} ended with {how}; {where}.", *lines])
+    where = "its message stands above." if rank == 0 else "its last lines:" if lines else "it wrote nothing."
+    return "\n    ".join([f"rank {rank} ended with {how}; {where}", *lines])
 
 
 def _end(workers: Sequence[subprocess.Popen[bytes]]) -> None:
