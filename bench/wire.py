@@ -12,64 +12,19 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from packets import HEADER_BYTES, counters, formula_bytes
 from torch import Tensor, nn
 
 from dlion import DistributedLion
 
-# Of every packet of a stream: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12.
-HEADER_BYTES = 66
-SEGMENT_BYTES = 1448  # what of an MTU of 1500 is left for the stream
-# Header bytes per byte of payload where every worker sends as much as it receives. Least: every packet is full and
-# acknowledgements ride on data. Most: every packet is answered by one of its own that only acknowledges.
-HEADERS_LEAST = HEADER_BYTES / SEGMENT_BYTES
-HEADERS_MOST = 2 * HEADER_BYTES / SEGMENT_BYTES
-
 WARM_STEPS = 4  # past the agreement and the first steps' hashes of gradients
 
 Figures = dict[str, Any]
-
-
-def formula_bytes(workers: int, vote: str, parameters: int) -> float:
-    """Bytes that one worker sends (and receives) in one step: one bit up, and the verdict's bits down.
-
-    `(N-1)/(8N) * (1 + k)` for each parameter, k = 1 for a majority, `ceil(log2(N+1))` for an average.
-    """
-    down = {"majority": 1, "average": workers.bit_length()}[vote]
-    return (workers - 1) / (8 * workers) * (1 + down) * parameters
-
-
-@dataclass(frozen=True)
-class Counters:
-    """Of one interface since it was made."""
-
-    sent: int
-    received: int
-    packets_sent: int
-    packets_received: int
-
-    def __sub__(self, other: "Counters") -> "Counters":
-        return Counters(
-            self.sent - other.sent,
-            self.received - other.received,
-            self.packets_sent - other.packets_sent,
-            self.packets_received - other.packets_received,
-        )
-
-
-def counters(interface: str) -> Counters:
-    """Read the interface's counters in this process's namespace."""
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, numbers = line.partition(":")
-        if name.strip() == interface:
-            fields = [int(number) for number in numbers.split()]
-            return Counters(fields[8], fields[0], fields[9], fields[1])
-    raise LookupError(f"there is no interface {interface} here")
 
 
 def parameters_of(tensors: int, elements: int) -> list[nn.Parameter]:

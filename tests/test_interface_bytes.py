@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import links
+import packets
 import pytest
 import torch.distributed as dist
 import wire
@@ -38,11 +39,11 @@ def test_interface_bytes_are_the_formula(workers: int, tmp_path: Path) -> None:
         for way in ("sent", "received"):
             payload, moved = figures[f"payload_{way}"], figures[f"interface_{way}"]
             assert figures["formula"] <= payload <= 1.02 * figures["formula"]
-            assert wire.HEADERS_LEAST <= moved / payload - 1 <= wire.HEADERS_MOST
+            assert packets.HEADERS_LEAST <= moved / payload - 1 <= packets.HEADERS_MOST
 
 
 def test_formula() -> None:
     """Two bits in each direction but for the own shard; counts of up to 2, 4 and 8 need 2, 3 and 4 planes."""
-    assert [wire.formula_bytes(n, "majority", 8000) for n in (2, 4, 8)] == [1000.0, 1500.0, 1750.0]
-    assert [wire.formula_bytes(n, "average", 8000) for n in (2, 4, 8)] == [1500.0, 3000.0, 4375.0]
-    assert wire.formula_bytes(16, "majority", 8000) / wire.formula_bytes(4, "majority", 8000) == 1.25
+    assert [packets.formula_bytes(n, "majority", 8000) for n in (2, 4, 8)] == [1000.0, 1500.0, 1750.0]
+    assert [packets.formula_bytes(n, "average", 8000) for n in (2, 4, 8)] == [1500.0, 3000.0, 4375.0]
+    assert packets.formula_bytes(16, "majority", 8000) / packets.formula_bytes(4, "majority", 8000) == 1.25
