@@ -89,6 +89,14 @@ def mix64(a: int, words: Tensor, r: int) -> Tensor:
     return _finalise((x ^ _signed(r & MASK)) + _signed(GOLDEN))
 
 
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bit_sum(tensor: Tensor) -> int:
+    """The sum of the bit patterns of all elements, modulo 2**64: a cheap sign that values have not changed."""
+    return int(tensor.detach().view(INTEGERS[tensor.element_size()]).sum())
+
+
 def checksum(tensors: list[Tensor]) -> int:
     """An 8-byte hash, 0 <= hash < 2**64, of the bytes of `tensors` in logical order; 0 where all bytes are 0."""
     total = 0
