@@ -4,7 +4,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,27 +16,6 @@ from dlion.ops.bits import bit_sum
 from dlion.pipeline import Steps
 
 ACCUMULATE = "run every backward pass but the last of a step inside `with optimizer.accumulate():`"
-
-
-@dataclass(frozen=True)
-class Voted:
-    """A gradient as it was when its ballots left."""
-
-    grad: Tensor
-    version: int
-    bits: int
-
-    @staticmethod
-    def of(grad: Tensor) -> "Voted":
-        here = local(grad)
-        return Voted(grad, here._version, bit_sum(here))
-
-    def still(self, grad: Tensor | None) -> bool:
-        """Whether `grad` has the same values; DistributedDataParallel writes them again at the end of backward."""
-        if grad is None:
-            return False
-        here = local(grad)
-        return (grad is self.grad and here._version == self.version) or bit_sum(here) == self.bits
 
 
 class Overlap:
@@ -84,7 +62,7 @@ class Overlap:
         self._here: tuple[Exchange, Steps] | None = None
         self._missing: dict[int, int] = {}
         self._arrived: set[int] = set()
-        self._voted: dict[int, Voted] = {}
+        self._voted: dict[int, int] = {}  # slot -> bit_sum of the gradient as it was when its ballots left
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -97,8 +75,11 @@ class Overlap:
 
     def check(self, exchange: Exchange) -> None:
         """Raise OverlapError if a gradient is not the one that this worker voted with."""
-        for slot, voted in self._voted.items():
-            if not voted.still(exchange.replica.params[slot].grad):
+        for slot, bits in self._voted.items():
+            # by value: DistributedDataParallel writes equal values again at the end of backward, and not every
+            # operation that changes a tensor counts its version up
+            grad = exchange.replica.params[slot].grad
+            if grad is None or bit_sum(local(grad)) != bits:
                 raise OverlapError(
                     f"the gradient of {self._names[slot]} changed after its ballot had left (clipping, unscale_, "
                     "zero_grad?), and overlap=True votes during backward: change gradients inside the model's own "
@@ -141,7 +122,7 @@ class Overlap:
             for piece in bucket.pieces:
                 grad = exchange.replica.params[piece.slot].grad
                 if piece.slot not in self._voted and grad is not None:
-                    self._voted[piece.slot] = Voted.of(grad)
+                    self._voted[piece.slot] = bit_sum(local(grad))
             exchange.send(bucket, *steps.ballot(exchange.replica, bucket, exchange.moment))
         exchange.flight.advance()
 
