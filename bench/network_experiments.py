@@ -123,11 +123,12 @@ def measure(experiment: Experiment) -> Record:
 
     Raises: LinkError, WorkerError; RefusedError when the link was slower on paper than in fact.
     """
-    with tempfile.TemporaryDirectory(prefix="dlion-network-") as out, places_of(experiment) as places:
+    with tempfile.TemporaryDirectory(prefix="dlion-network-") as home, places_of(experiment) as places:
+        out = Path(home) / "figures"
         python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, *experiment.command, "--out", out]
+        command = [sys.executable, *experiment.command, "--out", str(out)]
         run_workers(places, command, experiment.seconds, {"PYTHONPATH": python_path})
-        figures = read_figures(Path(out), experiment.workers)
+        figures = read_figures(out, experiment.workers)
     check_link(experiment, figures)
     return figures
 

@@ -4,8 +4,9 @@ import json
 import os
 import platform
 import subprocess
+import tomllib
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 from documents import write_whole
@@ -19,24 +20,17 @@ class ResultsError(Exception):
 def environment() -> Record:
     """What the figures depend on beside the configuration: versions and the machine, without its name."""
     return {
-        "dlion": _version("dlion"),
+        "dlion": tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"],
         "commit": _said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
-        "torch": _version("torch"),
+        "torch": version("torch"),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release().split('-')[0]} {platform.machine()}",
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": 1,
         "tcp": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
-        "iproute2": _said_by("tc", "-V").removeprefix("tc utility, ").split(",")[0],
+        "iproute2": _said_by("tc", "-V").removeprefix("tc utility, iproute2-").split(",")[0],
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed, run from its source"
 
 
 def _said_by(*command: str) -> str:

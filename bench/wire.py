@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--vote", choices=["majority", "average"], default="majority")
     parser.add_argument("--parameters", type=int, default=4_900_000)
     parser.add_argument("--steps", type=int, default=10, help="steps (bytes) or rounds (calls) that are measured")
-    parser.add_argument("--out", type=Path, required=True, help="folder, which exists")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -111,6 +111,7 @@ def main() -> None:
         figures = bytes_of_steps(interface, options.vote, options.parameters, options.steps)
     else:
         figures = calls_of_tensors(options.steps)
+    options.out.mkdir(exist_ok=True)
     (options.out / f"rank-{dist.get_rank()}.json").write_text(json.dumps(figures))
     dist.destroy_process_group()
 
