@@ -16,6 +16,8 @@ TOPOLOGIES = ("auto", "sharded", "replicated", "server")
 ZEROS = ("balanced", "exact")
 NONFINITE = ("abstain", "skip", "raise")
 ROUNDINGS = ("stochastic", "nearest")
+BUCKET_BYTES = 2**20
+OVERLAP_BYTES = 2**16  # of one-bit ballots: half a million parameters, so that small models have several buckets too
 LONGEST_TIMEOUT = 1e9  # seconds, 30 years: beyond it the network library's clocks overflow
 
 
@@ -30,6 +32,7 @@ class Options:
     nonfinite: str
     rounding: str
     bucket_bytes: int
+    overlap: bool
     timeout: timedelta | None
 
     @staticmethod
@@ -40,7 +43,8 @@ class Options:
         zeros: str,
         nonfinite: str,
         rounding: str | None,
-        bucket_bytes: int,
+        bucket_bytes: int | None,
+        overlap: bool,
         timeout: float | timedelta | None,
     ) -> "Options":
         """The options, or a ValueError for the first that is out of range."""
@@ -52,15 +56,20 @@ class Options:
             raise ValueError(
                 f"method={method!r} exchanges full precision, so leave topology and zeros at their defaults"
             )
+        if not isinstance(overlap, bool):
+            raise ValueError(f"overlap={overlap!r} must be True or False")
+        if bucket_bytes is None:
+            bucket_bytes = OVERLAP_BYTES if overlap and "topology" in METHODS[method].options else BUCKET_BYTES
         if not isinstance(bucket_bytes, int) or bucket_bytes < 8 or bucket_bytes % 8:
             raise ValueError(f"bucket_bytes={bucket_bytes!r} must be a positive multiple of 8 (one word)")
         ties = _checked_ties(method, ties, zeros)
         rounding = _checked_rounding(method, rounding)
-        return Options(method, topology, ties, zeros, nonfinite, rounding, bucket_bytes, _checked_timeout(timeout))
+        waits = _checked_timeout(timeout)
+        return Options(method, topology, ties, zeros, nonfinite, rounding, bucket_bytes, overlap, waits)
 
     def agreed(self, workers: int) -> dict[str, Any]:
         """The part that every worker must share."""
-        names = ("method", "topology", "ties", "zeros", "nonfinite", "rounding", "bucket_bytes")
+        names = ("method", "topology", "ties", "zeros", "nonfinite", "rounding", "bucket_bytes", "overlap")
         return {name: getattr(self, name) for name in names} | {"workers": workers}
 
 

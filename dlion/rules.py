@@ -65,7 +65,7 @@ class Lion:
 
     def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
         def say(piece: Piece) -> tuple[Tensor, Tensor]:
-            beta1, beta2 = replica.group(piece.slot)["betas"]
+            beta1, beta2 = replica.hyper(piece.slot)["betas"]
             momentum = replica.momentum(piece)
             said: tuple[Tensor, Tensor] = self.kernels.lion_message(
                 signed_gradient(replica, piece), momentum, beta1, beta2
@@ -83,10 +83,9 @@ class Lion:
 
     def step(self, replica: Replica, piece: Piece, verdict: Levels, first_word: int, moment: Moment) -> None:
         """Decay and step of one piece: `p = p*(1 - lr*wd) - lr*u`."""
-        group = replica.group(piece.slot)
-        lr = float(group["lr"])
+        hyper = replica.hyper(piece.slot)
         param = replica.parameter(piece)
-        table, decay = verdict.table(lr), 1 - lr * group["weight_decay"]
+        table, decay = verdict.table(hyper["lr"]), 1 - hyper["lr"] * hyper["weight_decay"]
         where = (first_word, moment.t, ROUNDING_SEED)
         self.kernels.apply([param], verdict.planes, [0], [0], table, [decay], self.rounding, *where)
         replica.write(piece, param)
@@ -121,7 +120,7 @@ class Global:
         for piece in bucket.pieces:
             momentum = replica.momentum(piece)
             mean = verdict[piece.offset : piece.offset + momentum.numel()].to(momentum.device)
-            message, _ = kernels.lion_message(mean, momentum, *replica.group(piece.slot)["betas"])
+            message, _ = kernels.lion_message(mean, momentum, *replica.hyper(piece.slot)["betas"])
             planes = kernels.pack_ternary(torch.nn.functional.pad(message, (0, -message.numel() % WORD)))
             # full-precision layouts have no words: numbers that grow with the element serve the rounding's hash as well
             self.rule.step(replica, piece, Levels(planes, (0, -1, 0, 1), 1), bucket.first + piece.offset, moment)
@@ -207,7 +206,7 @@ class Gradient:
 def signed_gradient(replica: Replica, piece: Piece) -> Tensor:
     """f[n]: the local gradient, negated where its group maximizes."""
     grad = replica.gradient(piece)
-    return -grad if replica.group(piece.slot)["maximize"] else grad
+    return -grad if replica.hyper(piece.slot)["maximize"] else grad
 
 
 def state_tensors(replica: Replica) -> list[Tensor]:
