@@ -40,7 +40,6 @@ def run(config: BenchConfig, out: Path | None) -> int:
             folder.leave()
     if failure is not None:
         print(f"dlion: rank {failure.rank} failed: {failure.cause}", file=sys.stderr)
-        print(failure.details)
         return 1
     return ranks.status
 

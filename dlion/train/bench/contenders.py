@@ -97,7 +97,7 @@ def _half(config: BenchConfig, ranks: Ranks) -> Contender:
 
 
 def _powersgd(config: BenchConfig, ranks: Ranks) -> Contender:
-    model = _replica(config, ranks)
+    model = _one_bucket(config, ranks) if ranks.device.type == "cpu" else _replica(config, ranks)
     state = powerSGD_hook.PowerSGDState(
         process_group=None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=POWERSGD_START
     )
@@ -113,6 +113,7 @@ def _powersgd(config: BenchConfig, ranks: Ranks) -> Contender:
         "use_error_feedback": state.use_error_feedback,
         "warm_start": state.warm_start,
         "min_compression_rate": state.min_compression_rate,
+        "bucket_cap_mb": model.bucket_bytes_cap / 2**20,
     }
     return Contender(f"powersgd {POWERSGD_RANK}", model, _adamw(model), sent, POWERSGD_START + 1, notes)
 
@@ -126,6 +127,13 @@ def _dlion(config: BenchConfig, ranks: Ranks) -> Contender:
 
 def _replica(config: BenchConfig, ranks: Ranks, cap: float | None = None) -> DistributedDataParallel:
     return DistributedDataParallel(build_gpt(config, ranks.device), bucket_cap_mb=cap)
+
+
+def _one_bucket(config: BenchConfig, ranks: Ranks) -> DistributedDataParallel:
+    """PowerSGD's calls for a bucket follow one another as Gloo's threads get to them, so with several buckets ranks
+    mix up their order, and Gloo ends the process ("op.preamble.length <= op.nbytes").
+    """
+    return _replica(config, ranks, 4 * _size(build_gpt(config, ranks.device)) / 2**20 + 1)
 
 
 def _adamw(model: nn.Module) -> torch.optim.Optimizer:

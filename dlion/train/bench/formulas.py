@@ -17,6 +17,5 @@ def votes(parameters: int, workers: int, vote: str) -> float:
 
 
 def ddp_calls(parameters: int, bucket_cap_mb: float) -> int:
-    """All-reduces of float32 gradients: DDP's first bucket has at most 1 MiB."""
-    rest = 4 * parameters - 2**20
-    return 1 + max(0, ceil(rest / (bucket_cap_mb * 2**20)))
+    """All-reduces of float32 gradients, about: a tensor is never cut."""
+    return ceil(4 * parameters / (bucket_cap_mb * 2**20))
