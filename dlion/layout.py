@@ -186,8 +186,9 @@ def into_shards(header: Tensor, planes: Tensor, shards: int) -> Tensor:
 
 
 def from_shards(rows: Tensor, planes: int, length: int) -> Tensor:
-    """T[shards, planes * m], without headers -> T[planes, length]."""
-    return rows.reshape(len(rows), planes, -1).transpose(0, 1).reshape(planes, -1)[:, :length]
+    """T[shards, planes * m], without headers -> T[planes, length]: one copy."""
+    shards, width = rows.shape
+    return rows.view(shards, planes, width // planes).transpose(0, 1).reshape(planes, -1)[:, :length]
 
 
 class Replica:

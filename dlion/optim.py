@@ -138,6 +138,7 @@ class Distributed(torch.optim.Optimizer):
                     with self.phases("apply"):
                         self._steps.apply(exchange.replica, bucket, verdict, header.voters, exchange.moment)
                     moved = True
+                del verdict  # or the next bucket's buffers come on top of it
             self._steps.finish(exchange.replica)
         finally:
             exchange.end()
@@ -148,8 +149,7 @@ class Distributed(torch.optim.Optimizer):
     def _verdicts(self, exchange: Exchange) -> Iterator[Reading]:
         for bucket in exchange.unsent():  # with overlap, what backward did not bring
             with self.phases("ballot"):
-                ballots = self._steps.ballot(exchange.replica, bucket, exchange.moment)  # moves momentum
-                exchange.send(bucket, *ballots)
+                exchange.send(bucket, *self._steps.ballot(exchange.replica, bucket, exchange.moment))  # moves momentum
             if self._overlap is None:
                 yield exchange.receive()
         while exchange.flight:
