@@ -18,6 +18,7 @@ except ModuleNotFoundError:
     print(NEEDS_EXTRA, file=sys.stderr)
     raise SystemExit(2) from None
 
+from dlion.train.bench.settings import BenchConfig  # noqa: E402
 from dlion.train.config import TrainConfig, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
 
 USER_ERROR = 2
@@ -109,6 +110,27 @@ def evaluate(run: Path, *, data: str | None = None) -> int:
 
     print_metrics(run, data)
     return 0
+
+
+@app.command
+def bench(
+    settings: Annotated[BenchConfig, Parameter(name="*")] = BenchConfig(),  # noqa: B008 (frozen)
+    *,
+    out: Path | None = None,
+) -> int:
+    """Measure whether voting pays on this group of workers: dlion beside DDP, its fp16 hook and PowerSGD.
+
+    Works on local workers, or as a worker of torchrun or another launcher, to measure a real network. Writes
+    bench.json and index.html.
+
+    Parameters
+    ----------
+    out
+        Folder for the results: a new one in bench-runs unless given.
+    """
+    from dlion.train.bench.command import run
+
+    return run(settings, out)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

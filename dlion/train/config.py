@@ -78,22 +78,22 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for flag in ("workers", "steps", "epochs", "batch_size", "accumulate", "log_every", "eval_every", "save_every"):
             value = getattr(self, flag)
-            _require(value is None or value >= 1, flag, value, "at least 1")
-        _require(self.lr is None or _positive(self.lr), "lr", self.lr, "a finite number above 0")
-        _require(
+            require(value is None or value >= 1, flag, value, "at least 1")
+        require(self.lr is None or _positive(self.lr), "lr", self.lr, "a finite number above 0")
+        require(
             math.isfinite(self.weight_decay) and self.weight_decay >= 0.0,
             "weight_decay",
             self.weight_decay,
             "a finite number, 0 or above",
         )
         for beta in self.betas or ():
-            _require(0.0 <= beta < 1.0, "betas", beta, "two numbers in [0, 1)")
-        _require(
+            require(0.0 <= beta < 1.0, "betas", beta, "two numbers in [0, 1)")
+        require(
             self.clip_norm is None or _positive(self.clip_norm), "clip_norm", self.clip_norm, "a finite number above 0"
         )
-        _require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more")
-        _require(0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2^63 - 1")
-        _require(_is_text(self.data), "data", ascii(self.data), "a path in valid UTF-8")
+        require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2^63 - 1")
+        require(_is_text(self.data), "data", ascii(self.data), "a path in valid UTF-8")
         if self.overlap and self.clip_norm is not None:
             raise ValueError(
                 "--overlap and --clip-norm contradict each other: gradients have voted before they could be clipped."
@@ -220,6 +220,7 @@ def _positive(value: float) -> bool:
     return math.isfinite(value) and value > 0.0
 
 
-def _require(legal: bool, flag: str, value: object, allowed: str) -> None:
+def require(legal: bool, flag: str, value: object, allowed: str) -> None:
+    """Raise a ValueError about the value of a flag (batch_size: --batch-size) unless it is legal."""
     if not legal:
         raise ValueError(f"--{flag.replace('_', '-')} must be {allowed}, and {value} was given.")

@@ -1,9 +1,11 @@
 """A worker among the others: joining the process group, and stopping at one step that all agree on."""
 
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from types import FrameType
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -12,7 +14,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from dlion.channel import Channel
 from dlion.errors import ExchangeError
-from dlion.train.config import TrainConfig
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+BLAME_SECONDS = 1.0  # that a rank which only lost contact waits, so that the one that failed is seen first
 
 
 class StopSign:
@@ -75,11 +79,16 @@ def join(device: Literal["cpu", "cuda"], received: Callable[[], int]) -> Ranks:
     return Ranks(Channel(), place, count, StopSign(store, received))
 
 
-def choose_device(config: TrainConfig, local_workers: int) -> Literal["cpu", "cuda"]:
-    if config.device == "cpu":
+def choose_device(asked: Literal["auto", "cpu", "cuda"], local_workers: int) -> Literal["cpu", "cuda"]:
+    """The device for `local_workers` workers of this machine: CUDA where each can have its own GPU.
+
+    Raises:
+        ValueError: CUDA was asked for and there are fewer GPUs.
+    """
+    if asked == "cpu":
         return "cpu"
     gpus = torch.cuda.device_count()
-    if config.device == "auto":
+    if asked == "auto":
         return "cuda" if gpus >= local_workers else "cpu"
     if gpus < local_workers:
         raise ValueError(
@@ -92,3 +101,13 @@ def choose_device(config: TrainConfig, local_workers: int) -> Literal["cpu", "cu
 def only_lost_contact(error: Exception) -> bool:
     """Whether a rank failed because another one did. gloo has no exception class of its own."""
     return isinstance(error, (ExchangeError, dist.DistError)) or (type(error) is RuntimeError and "gloo" in str(error))
+
+
+def handle_signals(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Let `handler` answer the signals that stop the command; returns the handlers of before."""
+    return {number: signal.signal(number, handler) for number in SIGNALS}
+
+
+def one_line(error: object) -> str:
+    """What an error says, without line breaks, at most 500 characters."""
+    return " ".join(str(error).split())[:500]

@@ -78,7 +78,7 @@ class RunFolder:
                 f"--name must be the name of a folder inside --out, without control characters, and {name!r} was given."
             )
         out.mkdir(parents=True, exist_ok=True)
-        folder = cls(_first_free(out, config) if name is None else _claim(out / name, config))
+        folder = cls(first_free(out, _stem(config)) if name is None else _claim(out / name, config))
         folder.hold()
         try:
             folder.write_config(config)
@@ -229,8 +229,12 @@ def differences(here: Settled, there: Settled) -> list[str]:
     ]
 
 
-def _first_free(out: Path, config: Settled) -> Path:
-    stem = f"{config.task}-{config.method}-n{config.workers}-s{config.seed}"
+def _stem(config: Settled) -> str:
+    return f"{config.task}-{config.method}-n{config.workers}-s{config.seed}"
+
+
+def first_free(out: Path, stem: str) -> Path:
+    """Make a folder in `out`: `stem`, or `stem-2`, `stem-3`, ... Exclusively, so that no two commands share one."""
     number = 1
     while True:
         path = out / (stem if number == 1 else f"{stem}-{number}")

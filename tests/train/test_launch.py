@@ -12,7 +12,7 @@ import torch.distributed as dist
 from command import TINY, await_step, children, dlion, records, start
 
 from dlion.errors import ExchangeError
-from dlion.train import launch
+from dlion.train import local_ranks
 from dlion.train.ranks import StopSign, only_lost_contact
 
 LONG = ["train", *TINY, "--steps", "100000", "--eval-every", "100000", "--out", ".", "--name", "run"]
@@ -117,7 +117,7 @@ def test_a_rank_that_only_lost_contact_is_told_from_the_one_that_failed() -> Non
 def test_a_rank_that_is_signalled_before_the_launcher_is_no_second_signal() -> None:
     """Then the launcher's first signal was taken for a repeated one, and ended the run at once with 130."""
     signalled = multiprocessing.Value("i", signal.SIGTERM, lock=False)
-    handle = launch._remember(signalled, os.getpid())
+    handle = local_ranks._remember(signalled, os.getpid())
     handle(signal.SIGTERM, None)
     handle(signal.SIGTERM, None)
     assert signalled.value == signal.SIGTERM

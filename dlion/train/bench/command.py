@@ -1,0 +1,79 @@
+"""`dlion bench` from its flags to its files: on local ranks, or on those that a launcher started."""
+
+import sys
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from dlion.train.bench.folder import BenchFolder
+from dlion.train.bench.result import result_of
+from dlion.train.bench.rounds import measure
+from dlion.train.bench.settings import BenchConfig
+from dlion.train.bench.table import show
+from dlion.train.bench.turns import Stopped
+from dlion.train.config import DEFAULT_WORKERS
+from dlion.train.found_ranks import is_found, outcomes, run_as_found_rank
+from dlion.train.local_ranks import local_ranks
+from dlion.train.progress import display
+from dlion.train.ranks import Ranks, choose_device
+
+
+def run(config: BenchConfig, out: Path | None) -> int:
+    """Measure, write the folder, and return the exit status of the command.
+
+    0: finished; 1: a worker failed; 130, 143, 129: Ctrl-C, SIGTERM or a hang-up ended it, and nothing was written.
+
+    Raises:
+        ValueError: a mistake of the user, in one sentence; nothing was written.
+    """
+    if is_found():
+        return run_as_found_rank(config.workers, config.device, partial(_bench_among_found, config, out))
+    workers = config.workers or DEFAULT_WORKERS
+    device = choose_device(config.device, workers)
+    with local_ranks(workers, device) as ranks:
+        folder = BenchFolder.claim(out, _stem(workers))
+        try:
+            failure = ranks.run(partial(bench, config, folder))
+        finally:
+            folder.leave()
+    if failure is not None:
+        print(f"dlion: rank {failure.rank} failed: {failure.cause}", file=sys.stderr)
+        return 1
+    return ranks.status
+
+
+def bench(config: BenchConfig, folder: BenchFolder, ranks: Ranks) -> None:
+    """What one rank does: measure with the others; rank 0 writes and tells."""
+    torch.set_num_threads(ranks.threads)
+    screen = display(0, ranks.channel.rank)
+    with suppress(Stopped):
+        measured = measure(config, ranks, screen)
+        if ranks.channel.rank == 0:
+            result = result_of(config, ranks, measured)
+            folder.write(result)
+            show(result, screen)
+        ranks.channel.barrier()
+
+
+def _bench_among_found(config: BenchConfig, out: Path | None, ranks: Ranks) -> None:
+    """Rank 0's flags count and rank 0 has the folder; a mistake of one is told by all."""
+    channel = ranks.channel
+
+    def claim_on_rank_0() -> str | None:
+        if channel.size < 2:
+            raise ValueError("the launcher started one worker, and a vote needs at least 2: start more of them.")
+        return str(BenchFolder.claim(out, _stem(channel.size)).path) if channel.rank == 0 else None
+
+    settled = BenchConfig.from_json(outcomes(channel, config.to_json)[0])
+    folder = BenchFolder(Path(outcomes(channel, claim_on_rank_0)[0]))
+    try:
+        bench(settled, folder, ranks)
+    finally:
+        if channel.rank == 0:
+            folder.leave()
+
+
+def _stem(workers: int) -> str:
+    return f"gpt-n{workers}"

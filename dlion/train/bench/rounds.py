@@ -1,0 +1,86 @@
+"""The whole measurement: build, warm up, then rounds in which every contender takes a turn."""
+
+import gc
+from dataclasses import dataclass
+
+from dlion.train.bench.bare import BareExchange, Latencies
+from dlion.train.bench.contenders import Contender, build
+from dlion.train.bench.interface import Interface, interface_of
+from dlion.train.bench.model import batch_of, build_gpt
+from dlion.train.bench.settings import BenchConfig
+from dlion.train.bench.turns import Record, Table
+from dlion.train.progress import Display
+from dlion.train.ranks import Ranks
+
+TURN_SECONDS = 0.5
+MOST_STEPS = 5
+LEAST_ROUNDS = 3
+TRIALS = 5
+TRIAL_SHARE = 1 / 6  # of the time, for finding the best bucket size
+
+
+@dataclass
+class Measured:
+    """Everything that was measured, on this rank."""
+
+    parameters: int
+    contenders: dict[str, tuple[Contender, Record]]
+    bare: BareExchange
+    latencies: dict[str, float]
+    interface: Interface | None
+    rounds: int
+    seconds: float
+
+
+def measure(config: BenchConfig, ranks: Ranks, screen: Display) -> Measured:
+    """Measure every contender in turn until the time is over; all ranks make the same decisions.
+
+    Raises:
+        Stopped: a signal came.
+    """
+    interface = interface_of(ranks.channel, "gloo" if ranks.device.type == "cpu" else "nccl")
+    table = Table(ranks, batch_of(config, ranks.channel.rank, ranks.device), interface)
+    model = build_gpt(config, ranks.device)
+    parameters = sum(param.numel() for param in model.parameters())
+    bare = BareExchange(ranks, model, config.vote)
+    del model
+    bare.turn(table)
+    bare.seconds.clear()  # the first makes connections
+    latencies = Latencies(ranks.channel)
+    entered = [_enter(build(flag, config, ranks), table, config.seconds, screen) for flag in config.contenders]
+    records = [Record() for _ in entered]
+    rounds = longest = 0.0
+    while rounds < LEAST_ROUNDS or table.elapsed + longest < config.seconds:
+        began = table.elapsed
+        for (contender, estimate), record in zip(entered, records, strict=True):
+            table.turn(contender, max(1, min(MOST_STEPS, int(TURN_SECONDS / estimate))), record)
+        bare.turn(table)
+        latencies.turn(table)
+        longest = max(longest, table.elapsed - began)
+        rounds += 1
+    found = {one.name: (one, record) for (one, _), record in zip(entered, records, strict=True)}
+    return Measured(parameters, found, bare, latencies.medians(), interface, int(rounds), table.elapsed)
+
+
+def _enter(candidates: list[Contender], table: Table, seconds: float, screen: Display) -> tuple[Contender, float]:
+    """Warm up the candidates for one place and keep the quickest; the contender and the seconds of one of its steps."""
+    trials = []
+    for candidate in candidates:
+        warm_up = Record()
+        table.turn(candidate, candidate.warm_up, warm_up)
+        trials.append(Record(steps=warm_up.steps[-1:]))
+    if len(candidates) > 1:
+        for trial in trials:
+            trial.steps.clear()
+        until = table.elapsed + seconds * TRIAL_SHARE
+        for _ in range(TRIALS):
+            for candidate, trial in zip(candidates, trials, strict=True):
+                table.turn(candidate, 1, trial)
+            if table.elapsed > until:
+                break
+    best = min(range(len(candidates)), key=lambda k: trials[k].seconds)
+    chosen, taken = candidates[best], trials[best].seconds
+    screen.say(f"{table.elapsed:6.1f} s  {chosen.name}: warmed up, about {taken:.3g} s a step")
+    candidates[:] = [chosen]  # the others' models and buckets are let go
+    gc.collect()
+    return chosen, taken
