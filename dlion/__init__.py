@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Distributed": "dlion.optim",
-    "DistributedLion": "dlion.optim",
+    "DistributedLion": "dlion.lion",
     "Stats": "dlion.stats",
     "local_gradients": "dlion.integrations.ddp",
     "synchronize_buffers": "dlion.integrations.ddp",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,8 @@ from dlion.layout import overwrite
 from dlion.ops.bits import as_bytes
 
 BROADCAST_BYTES = 2**26  # of one broadcast call at start-up: bounds the extra memory
+
+T = TypeVar("T")
 
 
 def default_group(who: str) -> dist.ProcessGroup | None:
@@ -69,47 +71,53 @@ class Channel:
             )
         return group
 
-    def all_to_all(self, rows: Tensor) -> Tensor:
+    def all_to_all(self, rows: Tensor) -> "Call[Tensor]":
         """Row j goes to worker j: T[size, width] -> T[size, width], row i from worker i."""
         received = torch.empty_like(rows)
-        with self._naming("exchanging ballots"):
-            dist.all_to_all_single(received, rows, group=self.group)
-        return received
+        return self._call(
+            "exchanging ballots",
+            lambda: dist.all_to_all_single(received, rows, group=self.group, async_op=True),
+            received,
+        )
 
-    def all_gather(self, row: Tensor) -> Tensor:
+    def all_gather(self, row: Tensor) -> "Call[Tensor]":
         """T[width] -> T[size, width], every worker's row."""
         received = row.new_empty(self.size * row.numel())
-        with self._naming("gathering rows"):
-            dist.all_gather_single(received, row.contiguous(), group=self.group)
-        return received.view(self.size, row.numel())
+        return self._call(
+            "gathering rows",
+            lambda: dist.all_gather_single(received, row.contiguous(), group=self.group, async_op=True),
+            received.view(self.size, row.numel()),
+        )
 
-    def gather(self, row: Tensor, to: int) -> Tensor | None:
+    def gather(self, row: Tensor, to: int) -> "Call[Tensor | None]":
         """T[width] -> T[size, width] on worker `to`, None elsewhere."""
         received = row.new_empty((self.size, row.numel())) if self.rank == to else None
-        with self._naming("gathering ballots at the server"):
-            parts = list(received) if received is not None else None
-            dist.gather(row.contiguous(), parts, group=self.group, group_dst=to)
-        return received
+        parts = list(received) if received is not None else None
+        return self._call(
+            "gathering ballots at the server",
+            lambda: dist.gather(row.contiguous(), parts, group=self.group, group_dst=to, async_op=True),
+            received,
+        )
 
-    def send_out(self, row: Tensor, source: int) -> Tensor:
+    def send_out(self, row: Tensor, source: int) -> "Call[Tensor]":
         """T[width] of worker `source` to everybody, directly: the others pass a row of the same width."""
         received = torch.empty_like(row)
-        with self._naming("receiving the server's verdict"):
-            parts = [row.contiguous()] * self.size if self.rank == source else None
-            dist.scatter(received, parts, group=self.group, group_src=source)
-        return received
+        parts = [row.contiguous()] * self.size if self.rank == source else None
+        return self._call(
+            "receiving the server's verdict",
+            lambda: dist.scatter(received, parts, group=self.group, group_src=source, async_op=True),
+            received,
+        )
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def sum_(self, tensor: Tensor) -> "Call[Tensor]":
         """Sum over the workers, in place, by the backend's own all-reduce."""
-        with self._naming("summing tensors"):
-            dist.all_reduce(tensor, group=self.group)
-        return tensor
+        return self._call("summing tensors", lambda: dist.all_reduce(tensor, group=self.group, async_op=True), tensor)
 
     def broadcast_(self, tensors: list[Tensor], source: int = 0) -> None:
         """Overwrite `tensors` with worker `source`'s, any dtype and memory layout. Sizes must be equal everywhere."""
         for run in _runs(tensors, BROADCAST_BYTES):
             flat = torch.cat([as_bytes(t).to(self.device) for t in run])
-            with self._naming("broadcasting tensors"):
+            with naming_loss("broadcasting tensors", self.rank, self.size):
                 dist.broadcast(flat, group=self.group, group_src=source)
             parts = torch.split(flat, [t.numel() * t.element_size() for t in run])
             for tensor, part in zip(run, parts, strict=True):
@@ -119,26 +127,57 @@ class Channel:
     def gather_json(self, value: Any) -> list[Any]:
         """Every worker's `value`, in rank order, on every worker; JSON, never pickle. Two calls."""
         text = json.dumps(value).encode()
-        lengths = self.all_gather(torch.tensor([len(text)], dtype=torch.int64, device=self.device))
+        lengths = self.all_gather(torch.tensor([len(text)], dtype=torch.int64, device=self.device)).wait()
         row = torch.zeros(int(lengths.max()), dtype=torch.uint8, device=self.device)
         row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
-        rows = self.all_gather(row).cpu()
+        rows = self.all_gather(row).wait().cpu()
         return [json.loads(bytes(r[:n].tolist())) for r, n in zip(rows, lengths.view(-1).tolist(), strict=True)]
 
     def barrier(self) -> None:
         """Wait for all workers."""
-        self.all_gather(torch.zeros(1, dtype=torch.uint8, device=self.device))
+        self.all_gather(torch.zeros(1, dtype=torch.uint8, device=self.device)).wait()
 
-    @contextmanager
-    def _naming(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise ExchangeError(
-                f"rank {self.rank} of {self.size} lost another worker while {what}: look for the first error among the "
-                f"workers and start again from the last checkpoint (network: {reason})"
-            ) from error
+    def _call(self, what: str, start: Callable[[], dist.Work], result: T) -> "Call[T]":
+        with naming_loss(what, self.rank, self.size):
+            return Call(start(), result, what, self.rank, self.size)
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """A collective call under way; it goes on by itself, and keeps its tensors alive."""
+
+    work: dist.Work
+    result: T
+    what: str
+    rank: int
+    size: int
+
+    def arrived(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return bool(self.work.is_completed())
+
+    def wait(self) -> T:
+        """The result, once it is there.
+
+        Raises:
+            ExchangeError: another worker was lost, or did not come within the group's timeout.
+        """
+        with naming_loss(self.what, self.rank, self.size):
+            self.work.wait()
+        return self.result
+
+
+@contextmanager
+def naming_loss(what: str, rank: int, size: int) -> Iterator[None]:
+    """Turn the network library's errors into one that says who lost whom."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ExchangeError(
+            f"rank {rank} of {size} lost another worker while {what}: look for the first error among the workers and "
+            f"start again from the last checkpoint (network: {reason})"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -19,3 +19,7 @@ class NonFiniteGradientError(DlionError):
 
 class ExchangeError(DlionError):
     """A worker was lost, or did not come, while ballots or verdicts were exchanged."""
+
+
+class OverlapError(DlionError):
+    """A gradient changed after this worker had voted with it, which overlap=True does during backward."""

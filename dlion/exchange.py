@@ -16,10 +16,12 @@ from dlion import agreement
 from dlion.channel import Channel, Voting, ranks_text, voting_groups, wait_for_all
 from dlion.codecs import Moment
 from dlion.errors import AgreementError, NonFiniteGradientError
+from dlion.flight import Flight
 from dlion.header import NOBODY, BallotHeader, Status, VerdictHeader, worst
-from dlion.layout import Bucket, Layout, Replica, from_shards, into_shards, local
+from dlion.layout import Bucket, Layout, Replica, local
 from dlion.ops.bits import checksum
 from dlion.options import Options
+from dlion.phases import Phases
 from dlion.pipeline import Wire
 from dlion.stats import Stats
 from dlion.tallies import Tally
@@ -41,6 +43,7 @@ class Exchange:
         param_groups: of the optimizer.
         keys: the hyper-parameters that must be equal on all workers in every step.
         stats: counts what is moved.
+        phases: times it.
         shared_state: the part of the state that all workers must share.
 
     Raises:
@@ -57,6 +60,7 @@ class Exchange:
         keys: Iterable[str],
         state: Any,
         stats: Stats,
+        phases: Phases,
         shared_state: Callable[[Replica], list[Tensor]],
     ) -> None:
         self._group = weakref.ref(group) if group is not None else None
@@ -70,6 +74,8 @@ class Exchange:
         self.bind(param_groups, state)
         self.fingerprint = self._fingerprint(param_groups)
         self.topology = self._topology()
+        self.flight = Flight(phases)
+        self.begun = False
         self._guarded = 0 if self.voting else GUARDED_STEPS
         self._averaged = True
         if self.voting:
@@ -79,6 +85,8 @@ class Exchange:
         """Take up these parameters and this state; the layout that others know stays as agreed."""
         self.param_groups = param_groups
         self.layout = Layout.of(param_groups, self._bucket_elements(), self.wire.up.align)
+        # backward makes the gradients of the last layers first
+        self.order = self.layout.buckets[::-1] if self.options.overlap else self.layout.buckets
         self.replica = Replica(param_groups, state)
 
     def serves(self, group: dist.ProcessGroup | None) -> bool:
@@ -90,17 +98,36 @@ class Exchange:
         return self._fingerprint(param_groups) == self.fingerprint
 
     def begin(self) -> None:
-        """Read t and the hyper-parameters of the step that starts now."""
+        """Read t and the hyper-parameters of the step that starts now; nothing to do where it has started."""
+        if self.begun:
+            return
         self.t = int(self.param_groups[0]["t"])
         self.moment = Moment(self.t, self.rank)
-        self._hyper = agreement.hyper_fingerprint(agreement.hyper_parameters(self.param_groups, self.keys))
+        self.replica.hypers = agreement.hyper_parameters(self.param_groups, self.keys)
+        self._hyper = agreement.hyper_fingerprint(self.replica.hypers)
+        self._sent = 0
+        self.begun = True
 
-    def consult(self, bucket: Bucket, planes: Tensor, finite: bool) -> Reading:
-        """Exchange one bucket.
+    def end(self) -> None:
+        """The step is over, well or not."""
+        self.begun = False
+
+    def unsent(self) -> Iterator[Bucket]:
+        """The buckets of this step whose ballots have not left, in the order that all workers send them."""
+        while self._sent < len(self.order):
+            yield self.order[self._sent]
+
+    def send(self, bucket: Bucket, planes: Tensor, finite: bool) -> None:
+        """Let the ballots of the next bucket leave.
 
         Args:
             planes: T[ballot planes, n], the encoded message.
             finite: whether the gradients behind it were.
+        """
+        self._send(bucket, planes, Status.OK if finite else Status[self.options.nonfinite.upper()])
+
+    def receive(self) -> Reading:
+        """The verdict on the oldest bucket under way.
 
         Returns:
             The bucket, its verdict T[verdict planes, n] and the verdict's header, equal on all workers.
@@ -108,11 +135,17 @@ class Exchange:
         Raises:
             AgreementError: layouts, hyper-parameters or t differ.
         """
-        status = Status.OK if finite else Status[self.options.nonfinite.upper()]
-        verdict, header = self._exchanged(bucket, planes, status)
+        consulted = self.flight.receive()
+        assert consulted.result is not None
+        headers, verdict = consulted.result
+        header = worst([VerdictHeader.decode(row) for row in headers.tolist()])
         if header.status >= Status.HYPERPARAMETERS_DIFFER:
-            self._diagnose(header.status, status)
-        return bucket, verdict, header
+            while self.flight:  # the diagnosis takes the same groups
+                self.flight.receive()
+            self._diagnose(header.status, consulted.status)
+        else:
+            self.stats.abstentions += header.abstentions
+        return consulted.bucket, verdict, header
 
     def decide(self, readings: Iterator[Reading]) -> Iterable[Reading]:
         """The verdicts to apply: with `nonfinite="skip" | "raise"` all are in before the first parameter is written.
@@ -137,11 +170,11 @@ class Exchange:
         if self.voting is None:
             return
         self.begin()
-        bucket = self.layout.buckets[0]
-        blank = torch.zeros(bucket.size, dtype=bucket.dtype, device="cpu")
-        planes = self.wire.up.encode(blank, bucket, self.moment)
-        self._exchanged(bucket, planes, Status.LAYOUT_CHANGED)
-        self._diagnose(Status.LAYOUT_CHANGED, Status.LAYOUT_CHANGED)
+        # as many rows as a worker sends that has not heard of it
+        for bucket in self.order if self.options.overlap else self.order[:1]:
+            blank = torch.zeros(bucket.size, dtype=bucket.dtype, device="cpu")
+            self._send(bucket, self.wire.up.encode(blank, bucket, self.moment), Status.LAYOUT_CHANGED)
+        self.receive()
 
     def guard(self) -> None:
         """In the first steps, find out whether gradients had been averaged already: then nothing is saved."""
@@ -183,16 +216,14 @@ class Exchange:
             return self.options.bucket_bytes * 8 // self.wire.up.bits
         return self.options.bucket_bytes * 8
 
-    def _exchanged(self, bucket: Bucket, planes: Tensor, status: Status) -> tuple[Tensor, VerdictHeader]:
+    def _send(self, bucket: Bucket, planes: Tensor, status: Status) -> None:
         own = BallotHeader(status, bucket.number & 0xFFFF, self.t & NOBODY, self.fingerprint & NOBODY, self._hyper)
         device = self.voting.ballots.device if self.voting else planes.device
-        rows = into_shards(planes.to(device), self.topology.shards)
         shard_words = -(-planes.shape[1] // self.topology.shards)
         tally = Tally(self.wire.count, own, bucket.first_word, shard_words)
-        headers, verdicts = self.topology.consult(own.encode().to(device), rows, tally)
-        header = worst([VerdictHeader.decode(row) for row in headers.tolist()])
-        self.stats.abstentions += header.abstentions if header.status < Status.HYPERPARAMETERS_DIFFER else 0
-        return from_shards(verdicts, self.wire.count.verdict_planes, planes.shape[1]), header
+        consultation = self.topology.consult(own.encode().to(device), planes.to(device), tally)
+        self.flight.send(bucket, status, consultation)
+        self._sent += 1
 
     def _agree(self, voting: Voting, shared: list[Tensor]) -> None:
         """Compare fingerprints, parameters and shared state with the other workers', once for each layout."""
@@ -242,5 +273,5 @@ class Exchange:
         row = torch.tensor(numbers, dtype=torch.int64, device=channel.device)
         nbytes = row.numel() * row.element_size() * (channel.size - 1)
         self.stats.checked(nbytes, nbytes)
-        rows: list[list[int]] = channel.all_gather(row).tolist()
+        rows: list[list[int]] = channel.all_gather(row).wait().tolist()
         return rows

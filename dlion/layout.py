@@ -126,14 +126,19 @@ def layout_key(param_groups: list[dict[str, Any]], state: Any) -> tuple[Any, ...
     key: list[Any] = [id(param_groups), id(state)]
     for group in param_groups:
         for param in group["params"]:
-            if param.grad is not None and param.grad.layout is not torch.strided:
-                raise ValueError(
-                    f"a gradient of shape {list(param.shape)} is sparse and votes need dense ones: make the layer "
-                    "with sparse=False"
-                )
+            check_dense(param)
             key.append((id(param), param.requires_grad, param.dtype, param.shape, len(state.get(param, ()))))
         key.append(len(group["params"]))
     return tuple(key)
+
+
+def check_dense(param: Tensor) -> None:
+    """Raises ValueError where the gradient is sparse."""
+    if param.grad is not None and param.grad.layout is not torch.strided:
+        raise ValueError(
+            f"a gradient of shape {list(param.shape)} is sparse and votes need dense ones: make the layer with "
+            "sparse=False"
+        )
 
 
 def _cut(slots: list[Slot], total: int, bucket_elements: int) -> tuple[Bucket, ...]:
@@ -162,16 +167,27 @@ def _tails(pieces: list[Piece]) -> tuple[tuple[int, int], ...]:
     return tuple((end // WORD, (1 << end % WORD) - 1) for end in ends if end % WORD)
 
 
-def into_shards(planes: Tensor, shards: int) -> Tensor:
-    """T[planes, n] -> T[shards, planes * ceil(n/shards)]: the rows of equal shards, zeros at the end."""
-    short = -planes.shape[1] % shards
-    if short:
-        planes = torch.nn.functional.pad(planes, (0, short))
-    return planes.view(len(planes), shards, -1).transpose(0, 1).reshape(shards, -1)
+def into_shards(header: Tensor, planes: Tensor, shards: int) -> Tensor:
+    """The rows of equal shards, each behind the same header: T[planes, n] -> T[shards, header + planes*ceil(n/shards)].
+
+    The shards at the end are filled up with zeros. The one copy of a ballot is made here.
+    """
+    count, length = planes.shape
+    width = -(-length // shards)
+    rows = planes.new_empty(shards, header.numel() + count * width)
+    rows[:, : header.numel()] = header
+    places = rows[:, header.numel() :].view(shards, count, width)
+    whole = length // max(width, 1)
+    places[:whole] = planes[:, : whole * width].view(count, whole, width).transpose(0, 1)
+    if whole < shards:
+        rest = length - whole * width
+        places[whole:] = 0
+        places[whole, :, :rest] = planes[:, whole * width :]
+    return rows
 
 
 def from_shards(rows: Tensor, planes: int, length: int) -> Tensor:
-    """The inverse of `into_shards`: T[shards, planes * m] -> T[planes, length]."""
+    """T[shards, planes * m], without headers -> T[planes, length]."""
     return rows.reshape(len(rows), planes, -1).transpose(0, 1).reshape(planes, -1)[:, :length]
 
 
@@ -180,11 +196,15 @@ class Replica:
 
     Parameters and gradients stay where they are; a slice of a tensor that is not contiguous is a copy, which
     `write` puts back.
+
+    Attributes:
+        hypers: of each group the hyper-parameters, plain numbers, as they were when the step began.
     """
 
     def __init__(self, param_groups: list[dict[str, Any]], state: Any) -> None:
         self.param_groups = param_groups
         self.state = state
+        self.hypers: list[dict[str, Any]] = []
         self.params = [param for _, _, _, param in named(param_groups) if param.requires_grad]
         self._group = [
             index for index, group in enumerate(param_groups) for param in group["params"] if param.requires_grad
@@ -193,6 +213,10 @@ class Replica:
     def group(self, slot: int) -> dict[str, Any]:
         """The parameter group of a slot."""
         return self.param_groups[self._group[slot]]
+
+    def hyper(self, slot: int) -> dict[str, Any]:
+        """The hyper-parameters of a slot in this step."""
+        return self.hypers[self._group[slot]]
 
     def group_index(self, slot: int) -> int:
         """The number of the parameter group of a slot."""

@@ -1,7 +1,8 @@
-"""The torch.optim.Optimizer contract: DistributedLion, and Distributed for any method."""
+"""The torch.optim.Optimizer contract, for any method."""
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +18,9 @@ from dlion.layout import Replica, layout_key
 from dlion.loading import momenta_kept
 from dlion.methods import METHODS, Choices
 from dlion.ops import choose
-from dlion.options import Options, check_group, check_parameters, check_process_group, one_of
+from dlion.options import Options, check_group, check_parameters, check_process_group
+from dlion.overlap import Overlap
+from dlion.phases import Phases
 from dlion.pipeline import Steps
 from dlion.stats import Stats
 
@@ -52,15 +55,22 @@ class Distributed(torch.optim.Optimizer):
         maximize: step up the gradient.
         kernels: "auto" takes "native" (C++, on CPU tensors) where it was compiled, else "reference" (pure torch). Both
             give the same bits.
-        bucket_bytes: one-bit ballots that travel together; a multiple of 8. The default 1 MiB is 8.4 million elements.
+        bucket_bytes: one-bit ballots that travel together; a multiple of 8. The default is 1 MiB, 8.4 million elements,
+            and 64 KiB with `overlap=True`.
+        overlap: send ballots while backward still runs, as soon as the gradients of a bucket are there; the same bits.
+            lr, betas and t are those of when backward begins. Gradients must not be changed between backward and
+            `step()` (no clipping, no gradient scaler), and all backward passes but the last of a step belong into
+            `with optimizer.accumulate():`.
         timeout: seconds to wait for other workers; None takes the process group's.
 
     Attributes:
         stats: `dlion.Stats`, what the exchange cost.
+        phases: seconds by phase, once `phases.start()` was called.
 
     Raises:
         ValueError: at construction, for options out of range and parameters that cannot be trained so.
         GroupNotReadyError, AgreementError, ExchangeError, NonFiniteGradientError: from `step()`.
+        OverlapError: from `step()` or backward, with `overlap=True`.
     """
 
     def __init__(
@@ -80,16 +90,18 @@ class Distributed(torch.optim.Optimizer):
         momentum_dtype: torch.dtype | None = None,
         maximize: bool = False,
         kernels: str = "auto",
-        bucket_bytes: int = 2**20,
+        bucket_bytes: int | None = None,
+        overlap: bool = False,
         timeout: float | timedelta | None = None,
     ) -> None:
         self.method = method
         self.options = Options.checked(
-            method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, timeout
+            method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, overlap, timeout
         )
         choose(kernels)  # a name that is missing here is an error now
         self._asked_kernels = kernels
         self.stats = Stats()
+        self.phases = Phases()
         self.process_group = process_group
         self._attach()
         defaults = self._rule.defaults()
@@ -98,6 +110,7 @@ class Distributed(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     _exchange: Exchange | None
+    _overlap: Overlap | None
     _steps: Steps
     _key: tuple[Any, ...]
 
@@ -122,21 +135,29 @@ class Distributed(torch.optim.Optimizer):
             return loss
 
         exchange = self._ready()
-        exchange.begin()
-        moved = False
-        for bucket, verdict, header in exchange.decide(self._verdicts(exchange)):
-            if header.voters:
-                self._steps.apply(exchange.replica, bucket, verdict, header.voters, exchange.moment)
-                moved = True
-        self._steps.finish(exchange.replica)
+        try:
+            moved = False
+            for bucket, verdict, header in exchange.decide(self._verdicts(exchange)):
+                if header.voters:
+                    with self.phases("apply"):
+                        self._steps.apply(exchange.replica, bucket, verdict, header.voters, exchange.moment)
+                    moved = True
+            self._steps.finish(exchange.replica)
+        finally:
+            exchange.end()
         self._count(exchange, moved)
         exchange.guard()
         return loss
 
     def _verdicts(self, exchange: Exchange) -> Iterator[Reading]:
-        for bucket in exchange.layout.buckets:
-            ballots, finite = self._steps.ballot(exchange.replica, bucket, exchange.moment)  # moves momentum
-            yield exchange.consult(bucket, ballots, finite)
+        for bucket in exchange.unsent():  # with overlap, what backward did not bring
+            with self.phases("ballot"):
+                ballots = self._steps.ballot(exchange.replica, bucket, exchange.moment)  # moves momentum
+                exchange.send(bucket, *ballots)
+            if self._overlap is None:
+                yield exchange.receive()
+        while exchange.flight:
+            yield exchange.receive()
 
     def _count(self, exchange: Exchange, moved: bool) -> None:
         self.stats.stepped(exchange.layout.numel, exchange.workers)
@@ -145,11 +166,29 @@ class Distributed(torch.optim.Optimizer):
             group["t"] = exchange.t + moved
 
     def _ready(self) -> Exchange:
-        """The exchange for the group and the layout of now, agreed with the other workers."""
-        group, key, exchange = self._group(), layout_key(self.param_groups, self.state), self._exchange
-        if exchange is not None and exchange.serves(group):
-            if key == self._key:
+        """The exchange of this step, begun and agreed with the other workers."""
+        if self._exchange is not None and self._exchange.begun:
+            assert self._overlap is not None
+            self._overlap.check(self._exchange)
+        else:
+            self._exchange = self._current() or self._renewed()
+            self._exchange.begin()
+        if self._overlap is not None:
+            self._overlap.reset()
+        return self._exchange
+
+    def _current(self) -> Exchange | None:
+        """The exchange at hand, if it serves the group and the layout of now."""
+        exchange = self._exchange
+        if exchange is not None and exchange.serves(self._group()):
+            if layout_key(self.param_groups, self.state) == self._key:
                 return exchange
+        return None
+
+    def _renewed(self) -> Exchange:
+        """An exchange for the group and the layout of now, agreed with the other workers."""
+        group, exchange = self._group(), self._exchange
+        if exchange is not None and exchange.serves(group):
             if exchange.fits(self.param_groups):
                 exchange.bind(self.param_groups, self.state)
             else:
@@ -159,10 +198,27 @@ class Distributed(torch.optim.Optimizer):
             exchange = None
         for each in self.param_groups:  # dtypes and what is frozen may have changed since construction
             check_parameters(each)
-        self._exchange = exchange or self._agreed(group)
-        self._rule.allocate(self._exchange.replica)
+        exchange = exchange or self._agreed(group)
+        self._rule.allocate(exchange.replica)
         self._key = layout_key(self.param_groups, self.state)
-        return self._exchange
+        if self._overlap is not None:
+            self._overlap.watch(exchange)
+        return exchange
+
+    def _begin_in_backward(self) -> tuple[Exchange, Steps] | None:
+        """For `Overlap`: nothing here may wait for other workers."""
+        exchange = self._current()
+        if exchange is None:
+            return None
+        exchange.begin()
+        return exchange, self._steps
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """`with optimizer.accumulate():` around every backward pass but the last of a step, with `overlap=True`.
+
+        Without overlap there is nothing to hold back, and it does nothing.
+        """
+        return self._overlap.accumulate() if self._overlap is not None else nullcontext()
 
     def _agreed(self, group: dist.ProcessGroup | None) -> Exchange:
         workers = group.size() if group is not None else 1
@@ -173,7 +229,9 @@ class Distributed(torch.optim.Optimizer):
         # not self.defaults: torch adds a key to it when a state dict is loaded, which may happen on some workers only
         keys = (*self._rule.defaults(), "weight_decay", "maximize")
         shared = self._rule.shared_state
-        return Exchange(group, self.options, self._steps.wire, self.param_groups, keys, self.state, self.stats, shared)
+        return Exchange(
+            group, self.options, self._steps.wire, self.param_groups, keys, self.state, self.stats, self.phases, shared
+        )
 
     def _group(self) -> dist.ProcessGroup | None:
         if self._lost_group:
@@ -236,7 +294,7 @@ class Distributed(torch.optim.Optimizer):
                 group.setdefault(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = {name: getattr(self, name) for name in ("method", "options", "_asked_kernels", "stats")}
+        mine = {name: getattr(self, name) for name in ("method", "options", "_asked_kernels", "stats", "phases")}
         lost = self._lost_group or self._process_group is not None
         return super().__getstate__() | mine | {"_process_group": None, "_lost_group": lost}
 
@@ -253,54 +311,4 @@ class Distributed(torch.optim.Optimizer):
         self._rule = METHODS[self.method].rule(kernels, self.options.rounding, self.options.momentum_dtype)
         self._exchange = None
         self._key = ()
-
-
-class DistributedLion(Distributed):
-    """Distributed Lion (arXiv 2404.00438): workers send the sign of their Lion update and apply what the vote decides.
-
-    Args:
-        vote: "majority": one bit per parameter each way. "average": the mean of the votes, the count travels back.
-
-    The other arguments, and the errors, are those of `dlion.Distributed`. `weight_decay` is decoupled; `lr` is 3 to 10
-    times smaller than AdamW's, `weight_decay` as much larger.
-    """
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0,
-        *,
-        vote: str = "majority",
-        process_group: dist.ProcessGroup | None = None,
-        topology: str = "auto",
-        ties: str | None = None,
-        zeros: str = "balanced",
-        nonfinite: str = "abstain",
-        rounding: str | None = None,
-        momentum_dtype: torch.dtype | None = None,
-        maximize: bool = False,
-        kernels: str = "auto",
-        bucket_bytes: int = 2**20,
-        timeout: float | timedelta | None = None,
-    ) -> None:
-        method = {"majority": "dlion-mavo", "average": "dlion-avg"}[one_of("vote", vote, ("majority", "average"))]
-        super().__init__(
-            params,
-            method,
-            lr,
-            betas,
-            weight_decay,
-            process_group=process_group,
-            topology=topology,
-            ties=ties,
-            zeros=zeros,
-            nonfinite=nonfinite,
-            rounding=rounding,
-            momentum_dtype=momentum_dtype,
-            maximize=maximize,
-            kernels=kernels,
-            bucket_bytes=bucket_bytes,
-            timeout=timeout,
-        )
+        self._overlap = Overlap(self._begin_in_backward) if self.options.overlap else None

@@ -17,6 +17,8 @@ TOPOLOGIES = ("auto", "sharded", "replicated", "server")
 ZEROS = ("balanced", "exact")
 NONFINITE = ("abstain", "skip", "raise")
 ROUNDINGS = ("stochastic", "nearest")
+BUCKET_BYTES = 2**20
+OVERLAP_BYTES = 2**16  # of one-bit ballots: half a million parameters, so that small models have several buckets too
 LONGEST_TIMEOUT = 1e9  # seconds, 30 years: beyond it the network library's clocks overflow
 
 
@@ -32,6 +34,7 @@ class Options:
     rounding: str
     momentum_dtype: torch.dtype | None
     bucket_bytes: int
+    overlap: bool
     timeout: timedelta | None
 
     @staticmethod
@@ -43,7 +46,8 @@ class Options:
         nonfinite: str,
         rounding: str | None,
         momentum_dtype: torch.dtype | None,
-        bucket_bytes: int,
+        bucket_bytes: int | None,
+        overlap: bool,
         timeout: float | timedelta | None,
     ) -> "Options":
         """The options, or a ValueError for the first that is out of range."""
@@ -55,13 +59,17 @@ class Options:
             raise ValueError(
                 f"method={method!r} exchanges full precision, so leave topology and zeros at their defaults"
             )
+        if not isinstance(overlap, bool):
+            raise ValueError(f"overlap={overlap!r} must be True or False")
+        if bucket_bytes is None:
+            bucket_bytes = OVERLAP_BYTES if overlap and "topology" in METHODS[method].options else BUCKET_BYTES
         if not isinstance(bucket_bytes, int) or bucket_bytes < 8 or bucket_bytes % 8:
             raise ValueError(f"bucket_bytes={bucket_bytes!r} must be a positive multiple of 8 (one word)")
         ties = _checked_ties(method, ties, zeros)
         rounding = _checked_rounding(method, rounding)
         _check_momentum_dtype(method, momentum_dtype)
-        seconds = _checked_timeout(timeout)
-        return Options(method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, seconds)
+        waits = _checked_timeout(timeout)
+        return Options(method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, overlap, waits)
 
     def agreed(self, workers: int) -> dict[str, Any]:
         """The part that every worker must share.
@@ -69,7 +77,7 @@ class Options:
         The dtype of momenta is in it although votes need no equal momenta: g-lion does, and a worker whose memory or
         noise is not the others' is a mistake far more often than a plan.
         """
-        names = ("method", "topology", "ties", "zeros", "nonfinite", "rounding", "bucket_bytes")
+        names = ("method", "topology", "ties", "zeros", "nonfinite", "rounding", "bucket_bytes", "overlap")
         momentum = str(self.momentum_dtype).removeprefix("torch.")
         return {name: getattr(self, name) for name in names} | {"momentum_dtype": momentum, "workers": workers}
 

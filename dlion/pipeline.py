@@ -85,7 +85,7 @@ class FusedLion:
 
     def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
         params = [replica.params[piece.slot] for piece in bucket.pieces]
-        groups = replica.param_groups
+        groups = replica.hypers
         words, finite = self.kernels.ballot(
             [
                 None if param.grad is None else replica.part(piece, param.grad)
@@ -98,9 +98,9 @@ class FusedLion:
             bucket.offsets,
             [replica.group_index(piece.slot) for piece in bucket.pieces],
             bucket.size,
-            [float(group["betas"][0]) for group in groups],
-            [float(group["betas"][1]) for group in groups],
-            [bool(group["maximize"]) for group in groups],
+            [group["betas"][0] for group in groups],
+            [group["betas"][1] for group in groups],
+            [group["maximize"] for group in groups],
             bucket.first_word,
             moment.t,
             moment.rank,
@@ -112,10 +112,9 @@ class FusedLion:
         levels: Levels = self.wire.down.decode(verdict, voters)
         tables: list[float] = []
         decays: list[float] = []
-        for group in replica.param_groups:
-            lr = float(group["lr"])
-            tables += levels.table(lr)
-            decays.append(1 - lr * group["weight_decay"])
+        for hyper in replica.hypers:
+            tables += levels.table(hyper["lr"])
+            decays.append(1 - hyper["lr"] * hyper["weight_decay"])
         whole = [replica.params[piece.slot] for piece in bucket.pieces]
         parts = [replica.part(piece, param) for piece, param in zip(bucket.pieces, whole, strict=True)]
         groups = [replica.group_index(piece.slot) for piece in bucket.pieces]

@@ -71,7 +71,7 @@ class Lion:
             grad, momentum = signed_gradient(replica, piece), replica.momentum(piece)
             where = (bucket.first_word + piece.offset // WORD, moment.t, moment.rank)
             said: tuple[Tensor, Tensor] = self.kernels.lion_message(
-                grad, momentum, *replica.group(piece.slot)["betas"], *where
+                grad, momentum, *replica.hyper(piece.slot)["betas"], *where
             )
             return said
 
@@ -86,10 +86,9 @@ class Lion:
 
     def step(self, replica: Replica, piece: Piece, verdict: Levels, first_word: int, moment: Moment) -> None:
         """Decay and step of one piece: `p = p*(1 - lr*wd) - lr*u`."""
-        group = replica.group(piece.slot)
-        lr = float(group["lr"])
+        hyper = replica.hyper(piece.slot)
         param = replica.parameter(piece)
-        table, decay = verdict.table(lr), 1 - lr * group["weight_decay"]
+        table, decay = verdict.table(hyper["lr"]), 1 - hyper["lr"] * hyper["weight_decay"]
         where = (first_word, moment.t, ROUNDING_SEED)
         self.kernels.apply([param], verdict.planes, [0], [0], table, [decay], self.rounding, *where)
         replica.write(piece, param)
@@ -126,7 +125,7 @@ class Global:
             mean = verdict[piece.offset : piece.offset + momentum.numel()].to(momentum.device)
             # full-precision layouts have no words: numbers that grow with the element serve a rounding's hash as well
             first = bucket.first + piece.offset
-            betas = replica.group(piece.slot)["betas"]
+            betas = replica.hyper(piece.slot)["betas"]
             message, _ = kernels.lion_message(mean, momentum, *betas, first, moment.t, NOBODYS_RANK)
             planes = kernels.pack_ternary(torch.nn.functional.pad(message, (0, -message.numel() % WORD)))
             self.rule.step(replica, piece, Levels(planes, (0, -1, 0, 1), 1), first, moment)
@@ -212,7 +211,7 @@ class Gradient:
 def signed_gradient(replica: Replica, piece: Piece) -> Tensor:
     """f[n]: the local gradient, negated where its group maximizes."""
     grad = replica.gradient(piece)
-    return -grad if replica.group(piece.slot)["maximize"] else grad
+    return -grad if replica.hyper(piece.slot)["maximize"] else grad
 
 
 def state_tensors(replica: Replica) -> list[Tensor]:

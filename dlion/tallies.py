@@ -117,6 +117,10 @@ class Tally:
     first_word: int
     shard_words: int
 
+    @property
+    def verdict_planes(self) -> int:
+        return self.counting.verdict_planes
+
     def judge(self, headers: Tensor) -> tuple[Tensor, list[int]]:
         rows: Sequence[Sequence[int]] = headers.tolist()
         verdict, voters = judge([BallotHeader.decode(row) for row in rows], self.own)
@@ -126,7 +130,7 @@ class Tally:
         width = ballots.shape[1]
         if not len(ballots):
             return ballots.new_zeros(self.width(width))
-        planes = ballots.view(len(ballots), self.counting.ballot_planes, -1)
+        planes = ballots.view(len(ballots), self.counting.ballot_planes, width // self.counting.ballot_planes)
         first_word = self.first_word + shard * self.shard_words
         return self.counting(planes, first_word, self.own.t).reshape(-1)
 

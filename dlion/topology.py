@@ -1,28 +1,40 @@
 """Who talks to whom.
 
-A topology takes a worker's ballots, one row for each shard, and returns every shard's verdict row. Bytes are only
-transported; the one exception, AllReduce, sums full-precision gradients for the global methods.
+A topology takes a worker's ballots and returns every shard's verdict. Bytes are only transported; the one exception,
+AllReduce, sums full-precision gradients for the global methods.
+
+A consultation is a generator: it yields each call that it waits for, is sent what the call brought, and returns the
+verdict headers i64[owners, 2] and the verdict T'[planes', n]. Nobody needs to wait inside, so that many buckets can
+travel at once. The first call of every topology runs on the group for ballots, a second on the one for verdicts.
 """
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from dlion.channel import Voting, nbytes
+from dlion.channel import Call, Voting, nbytes
 from dlion.header import WORDS
+from dlion.layout import from_shards, into_shards
 from dlion.stats import Stats
+
+Consultation = Generator[Call[Any], Any, tuple[Tensor, Tensor]]
 
 
 class Tally(Protocol):
     """What a topology needs to know of the counting."""
 
+    @property
+    def verdict_planes(self) -> int:
+        """Planes of a verdict."""
+
     def judge(self, headers: Tensor) -> tuple[Tensor, list[int]]:
         """i64[workers, 2] -> the verdict's header i64[2], and the ranks whose ballots count."""
 
     def count(self, ballots: Tensor, shard: int) -> Tensor:
-        """T[voters, width] -> T'[width']: the ballots of one shard that count, to its verdict."""
+        """T[voters, width] -> T[width']: the ballots of one shard that count, to its verdict."""
 
     def width(self, ballot_width: int) -> int:
         """Length of the verdict that answers ballots of this length."""
@@ -35,16 +47,13 @@ class Topology(Protocol):
     def shards(self) -> int:
         """Into how many equal parts a bucket is cut."""
 
-    def consult(self, header: Tensor, payload: Tensor, tally: Tally) -> tuple[Tensor, Tensor]:
+    def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         """Exchange a bucket.
 
         Args:
             header: i64[2], this worker's ballot header.
-            payload: T[shards, width], its encoded message.
+            planes: T[planes, n], its encoded message.
             tally: the counting.
-
-        Returns:
-            Verdict headers i64[owners, 2] and verdicts T'[shards, width'], equal on every worker.
         """
 
 
@@ -53,9 +62,11 @@ class Solo:
 
     shards = 1
 
-    def consult(self, header: Tensor, payload: Tensor, tally: Tally) -> tuple[Tensor, Tensor]:
+    def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         verdict, voters = tally.judge(header[None])
-        return verdict[None], tally.count(payload[voters], 0)[None]
+        counted = tally.count(planes.reshape(1, -1)[voters], 0)
+        return verdict[None], counted.view(tally.verdict_planes, -1)
+        yield  # a generator, though there is nothing to wait for
 
 
 @dataclass(frozen=True)
@@ -69,13 +80,15 @@ class Sharded:
     def shards(self) -> int:
         return self.voting.ballots.size
 
-    def consult(self, header: Tensor, payload: Tensor, tally: Tally) -> tuple[Tensor, Tensor]:
+    def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         ballots, verdicts = self.voting.ballots, self.voting.verdicts
-        rows = ballots.all_to_all(_rows(header, payload))
+        length = planes.shape[1]
+        rows = into_shards(header, planes, self.shards)
         self.stats.moved(*[(ballots.size - 1) * nbytes(rows[0])] * 2)
-        verdict = _tallied(rows, tally, ballots.rank)
+        verdict = _tallied((yield ballots.all_to_all(rows)), tally, ballots.rank)
+        del rows, planes
         self.stats.moved(*[(ballots.size - 1) * nbytes(verdict)] * 2)
-        return _split(verdicts.all_gather(verdict))
+        return _verdict((yield verdicts.all_gather(verdict)), tally, length)
 
 
 @dataclass(frozen=True)
@@ -86,11 +99,12 @@ class Replicated:
     stats: Stats
     shards = 1
 
-    def consult(self, header: Tensor, payload: Tensor, tally: Tally) -> tuple[Tensor, Tensor]:
+    def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         ballots = self.voting.ballots
-        rows = ballots.all_gather(_rows(header, payload)[0])
-        self.stats.moved(*[(ballots.size - 1) * nbytes(rows[0])] * 2)
-        return _split(_tallied(rows, tally, 0)[None])
+        length = planes.shape[1]
+        row = into_shards(header, planes, 1)[0]
+        self.stats.moved(*[(ballots.size - 1) * nbytes(row)] * 2)
+        return _verdict(_tallied((yield ballots.all_gather(row)), tally, 0)[None], tally, length)
 
 
 @dataclass(frozen=True)
@@ -104,20 +118,20 @@ class Server:
     stats: Stats
     shards = 1
 
-    def consult(self, header: Tensor, payload: Tensor, tally: Tally) -> tuple[Tensor, Tensor]:
+    def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         ballots, verdicts = self.voting.ballots, self.voting.verdicts
-        row = _rows(header, payload)[0]
-        rows = ballots.gather(row, to=0)
-        others = ballots.size - 1
+        length, others = planes.shape[1], ballots.size - 1
+        row = into_shards(header, planes, 1)[0]
+        rows = yield ballots.gather(row, to=0)
         if rows is not None:
             self.stats.moved(0, others * nbytes(row))
             verdict = _tallied(rows, tally, 0)
             self.stats.moved(others * nbytes(verdict), 0)
         else:
             self.stats.moved(nbytes(row), 0)
-            verdict = row.new_empty(header.numel() + tally.width(payload.shape[1]))
+            verdict = row.new_empty(header.numel() + tally.width(planes.numel()))
             self.stats.moved(0, nbytes(verdict))
-        return _split(verdicts.send_out(verdict, source=0)[None])
+        return _verdict((yield verdicts.send_out(verdict, source=0))[None], tally, length)
 
 
 @dataclass(frozen=True)
@@ -128,28 +142,23 @@ class AllReduce:
     stats: Stats
     shards = 1
 
-    def consult(self, header: Tensor, payload: Tensor, tally: Tally) -> tuple[Tensor, Tensor]:
+    def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         ballots = self.voting.ballots
-        headers = ballots.all_gather(header)
         self.stats.moved(*[(ballots.size - 1) * nbytes(header)] * 2)
-        verdict, voters = tally.judge(headers)
-        total = payload if ballots.rank in voters else torch.zeros_like(payload)
-        if voters and payload.numel():
-            self.voting.verdicts.sum_(total)
+        verdict, voters = tally.judge((yield ballots.all_gather(header)))
+        total = planes if ballots.rank in voters else torch.zeros_like(planes)
+        if voters and planes.numel():
             # what a ring all-reduce moves; the backend may choose another way
-            self.stats.moved(*[2 * (ballots.size - 1) * nbytes(payload) // ballots.size] * 2)
+            self.stats.moved(*[2 * (ballots.size - 1) * nbytes(planes) // ballots.size] * 2)
+            yield self.voting.verdicts.sum_(total)
         return verdict[None], total
 
 
 def _tallied(rows: Tensor, tally: Tally, shard: int) -> Tensor:
-    headers, ballots = _split(rows)
-    header, voters = tally.judge(headers)
-    return torch.cat([header, tally.count(ballots[voters], shard)])
+    header, voters = tally.judge(rows[:, :WORDS])
+    ballots = rows[:, WORDS:] if len(voters) == len(rows) else rows[voters, WORDS:]
+    return torch.cat([header, tally.count(ballots, shard)])
 
 
-def _rows(header: Tensor, payload: Tensor) -> Tensor:
-    return torch.cat([header.expand(payload.shape[0], -1), payload], dim=1)
-
-
-def _split(rows: Tensor) -> tuple[Tensor, Tensor]:
-    return rows[:, :WORDS], rows[:, WORDS:]
+def _verdict(rows: Tensor, tally: Tally, length: int) -> tuple[Tensor, Tensor]:
+    return rows[:, :WORDS], from_shards(rows[:, WORDS:], tally.verdict_planes, length)

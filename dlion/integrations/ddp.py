@@ -73,7 +73,7 @@ def synchronize_buffers(model: nn.Module, process_group: dist.ProcessGroup | Non
         if buffer.is_floating_point():
             wide = torch.promote_types(buffer.dtype, torch.float32)
             total = buffer.to(channel.device, wide, copy=True, memory_format=torch.contiguous_format)
-            overwrite(buffer, channel.sum_(total) / channel.size)
+            overwrite(buffer, channel.sum_(total).wait() / channel.size)
     channel.broadcast_([buffer for _, buffer in buffers if not buffer.is_floating_point()])
     return model
 
@@ -105,7 +105,8 @@ def _check_same(channel: Channel, tensors: list[tuple[str, Tensor]]) -> None:
     """Sizes must agree before anything travels: gloo ends the process where they do not."""
     facts = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors]
     digest = int.from_bytes(hashlib.sha256(json.dumps(facts).encode()).digest()[:8], "little") >> 1
-    digests = channel.all_gather(torch.tensor([digest], dtype=torch.int64, device=channel.device)).view(-1).tolist()
+    row = torch.tensor([digest], dtype=torch.int64, device=channel.device)
+    digests = channel.all_gather(row).wait().view(-1).tolist()
     if len(set(digests)) == 1:
         return
     everyone = channel.gather_json(facts)

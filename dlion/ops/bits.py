@@ -89,6 +89,17 @@ def mix64(a: int, words: Tensor, r: int) -> Tensor:
     return _finalise((x ^ _signed(r & MASK)) + _signed(GOLDEN))
 
 
+def bit_sum(tensor: Tensor) -> int:
+    """The sum of all bytes taken as 64-bit numbers, modulo 2**64: a sign, cheap to come by, that values have changed.
+
+    Scaling by a power of two changes it too, unless all values are zero. Order does not count: see `checksum` for that.
+    """
+    flat = as_bytes(tensor.detach())
+    whole = flat.numel() // 8 * 8
+    words = flat[:whole] if flat.storage_offset() % 8 == 0 else flat[:whole].clone()
+    return (int(words.view(torch.int64).sum()) + int(flat[whole:].sum())) & MASK
+
+
 def checksum(tensors: list[Tensor]) -> int:
     """An 8-byte hash, 0 <= hash < 2**64, of the bytes of `tensors` in logical order; 0 where all bytes are 0."""
     total = 0

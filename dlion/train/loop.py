@@ -57,7 +57,7 @@ def train(job: Job, ranks: Ranks) -> None:
         loss = _gradients(config, ranks, task, model, progress.step)
         optimizer.step()
         if _due(progress.step, config.log_every) or progress.step == config.steps:
-            progress.loss = float(channel.sum_(loss.double())) / channel.size
+            progress.loss = float(channel.sum_(loss.double()).wait()) / channel.size
         progress.seconds += time.perf_counter() - started
         stopped = progress.step < config.steps and stop.reached(progress.step)
         if stopped or _due(progress.step, config.save_every) or progress.step == config.steps:

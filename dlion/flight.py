@@ -1,0 +1,82 @@
+"""Buckets under way: sent in one order by all workers, received in the same order."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dlion.channel import Call
+from dlion.header import Status
+from dlion.layout import Bucket
+from dlion.phases import Phases
+from dlion.topology import Consultation
+
+
+@dataclass
+class Consulted:
+    """One bucket under way, and what this worker said of it."""
+
+    bucket: Bucket
+    status: Status
+    consultation: Consultation
+    call: Call[Any] | None = None
+    calls: int = 0
+    result: tuple[Tensor, Tensor] | None = None
+
+    def go_on(self, brought: Any) -> None:
+        """Let the consultation take what its call brought, up to its next call or its end."""
+        self.call = None  # it holds the tensors that travelled
+        try:
+            self.call = self.consultation.send(brought)
+            self.calls += 1
+        except StopIteration as end:
+            self.result = end.value
+
+
+class Flight:
+    """All buckets of a step that are under way, oldest first.
+
+    Every group sees its calls in the same order on all workers: bucket after bucket on the group for ballots, and the
+    same on the group for verdicts, whatever arrives first.
+    """
+
+    def __init__(self, phases: Phases) -> None:
+        self._phases = phases
+        self._under_way: deque[Consulted] = deque()
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def send(self, bucket: Bucket, status: Status, consultation: Consultation) -> None:
+        """Let the ballots of a bucket leave."""
+        consulted = Consulted(bucket, status, consultation)
+        consulted.go_on(None)
+        self._under_way.append(consulted)
+
+    def advance(self) -> None:
+        """Let everything go on that need not wait: count ballots that have arrived, let verdicts leave."""
+        for consulted in self._under_way:
+            while consulted.call is not None and consulted.call.arrived():
+                self._go_on(consulted)
+            if consulted.calls == 1 and consulted.call is not None:
+                break  # later verdicts must not overtake this one
+
+    def receive(self) -> Consulted:
+        """The oldest bucket, with its result.
+
+        Raises:
+            ExchangeError: another worker was lost.
+        """
+        oldest = self._under_way[0]
+        while oldest.call is not None:
+            self._go_on(oldest)
+            self.advance()  # the others' first: their ballots may have come meanwhile
+        return self._under_way.popleft()
+
+    def _go_on(self, consulted: Consulted) -> None:
+        assert consulted.call is not None
+        with self._phases("wait"):
+            brought = consulted.call.wait()
+        with self._phases("tally"):
+            consulted.go_on(brought)
