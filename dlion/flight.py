@@ -24,11 +24,11 @@ class Consulted:
     calls: int = 0
     result: tuple[Tensor, Tensor] | None = None
 
-    def go_on(self, brought: Any) -> None:
-        """Let the consultation take what its call brought, up to its next call or its end."""
+    def go_on(self) -> None:
+        """Let the consultation run up to its next call or its end."""
         self.call = None  # it holds the tensors that travelled
         try:
-            self.call = self.consultation.send(brought)
+            self.call = next(self.consultation)
             self.calls += 1
         except StopIteration as end:
             self.result = end.value
@@ -51,7 +51,7 @@ class Flight:
     def send(self, bucket: Bucket, status: Status, consultation: Consultation) -> None:
         """Let the ballots of a bucket leave."""
         consulted = Consulted(bucket, status, consultation)
-        consulted.go_on(None)
+        consulted.go_on()
         self._under_way.append(consulted)
 
     def advance(self) -> None:
@@ -77,6 +77,6 @@ class Flight:
     def _go_on(self, consulted: Consulted) -> None:
         assert consulted.call is not None
         with self._phases("wait"):
-            brought = consulted.call.wait()
+            consulted.call.wait()
         with self._phases("tally"):
-            consulted.go_on(brought)
+            consulted.go_on()

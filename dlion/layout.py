@@ -3,6 +3,7 @@
 Everything here follows from `param_groups` and `requires_grad` alone, never from which gradients exist.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -186,8 +187,9 @@ def into_shards(header: Tensor, planes: Tensor, shards: int) -> Tensor:
 
 
 def from_shards(rows: Tensor, planes: int, length: int) -> Tensor:
-    """T[shards, planes * m], without headers -> T[planes, length]."""
-    return rows.reshape(len(rows), planes, -1).transpose(0, 1).reshape(planes, -1)[:, :length]
+    """T[shards, planes * m], without headers -> T[planes, length]: one copy."""
+    shards, width = rows.shape
+    return rows.view(shards, planes, width // planes).transpose(0, 1).reshape(planes, -1)[:, :length]
 
 
 class Replica:
@@ -253,16 +255,10 @@ class Replica:
         flat[piece.start : piece.stop] = values
         param.copy_(flat.view(param.shape))
 
-    def allocate_momentum(self) -> None:
-        """Give every trainable parameter its `exp_avg`, zero, in float32 (float64 for float64 parameters)."""
+    def allocate_momentum(self, dtype_of: Callable[[Tensor], torch.dtype]) -> None:
+        """Give every trainable parameter that has none its `exp_avg`, zero, of `dtype_of(parameter)`."""
         for param in self.params:
             if "exp_avg" not in self.state[param]:
-                dtype = momentum_dtype(param)
                 self.state[param]["exp_avg"] = torch.zeros_like(
-                    param, dtype=dtype, memory_format=torch.contiguous_format, requires_grad=False
+                    param, dtype=dtype_of(param), memory_format=torch.contiguous_format, requires_grad=False
                 )
-
-
-def momentum_dtype(param: Tensor) -> torch.dtype:
-    """float32 for float32, bfloat16 and float16 parameters, float64 for float64 ones."""
-    return torch.float64 if param.dtype == torch.float64 else torch.float32

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -34,6 +35,7 @@ class DistributedLion(Distributed):
         zeros: str = "balanced",
         nonfinite: str = "abstain",
         rounding: str | None = None,
+        momentum_dtype: torch.dtype | None = None,
         maximize: bool = False,
         kernels: str = "auto",
         bucket_bytes: int | None = None,
@@ -53,6 +55,7 @@ class DistributedLion(Distributed):
             zeros=zeros,
             nonfinite=nonfinite,
             rounding=rounding,
+            momentum_dtype=momentum_dtype,
             maximize=maximize,
             kernels=kernels,
             bucket_bytes=bucket_bytes,

@@ -38,7 +38,7 @@ class Method:
     """
 
     description: str
-    rule: Callable[[ModuleType, str], Rule]
+    rule: Callable[[ModuleType, str, torch.dtype | None], Rule]
     wire: Callable[[Choices], Wire]
     options: frozenset[str]
 
@@ -69,11 +69,12 @@ def mean(c: Choices) -> Wire:
     return Wire(Cast(), Total(), Cast())
 
 
-VOTES = frozenset({"topology", "zeros", "rounding"})
+LION = frozenset({"rounding", "momentum_dtype"})
+VOTES = LION | {"topology", "zeros"}
 
 METHODS = {
     "dlion-mavo": Method("Distributed Lion, majority vote: 1 bit each way", Lion, majority, VOTES | {"ties"}),
     "dlion-avg": Method("Distributed Lion, average of the votes: 1 bit up, the count down", Lion, average, VOTES),
-    "g-lion": Method("Lion on the mean gradient", lambda k, r: Global(Lion(k, r)), mean, frozenset({"rounding"})),
-    "g-adamw": Method("AdamW on the mean gradient", lambda k, r: Gradient(torch.optim.AdamW), mean, frozenset()),
+    "g-lion": Method("Lion on the mean gradient", lambda *how: Global(Lion(*how)), mean, LION),
+    "g-adamw": Method("AdamW on the mean gradient", lambda *how: Gradient(torch.optim.AdamW), mean, frozenset()),
 }

@@ -49,6 +49,9 @@ class Distributed(torch.optim.Optimizer):
             "skip": nobody moves in this step; "raise": an error on every worker, and nothing was written.
         rounding: of bfloat16 and float16 parameters. "stochastic" (the default of Lion): up or down with the odds of
             the distance, equal on all workers, so that steps below the dtype's resolution are not lost; "nearest".
+        momentum_dtype: torch.bfloat16 halves the memory of float32 momenta, computed in float32 and rounded up or down
+            with the odds of the distance; for all parameters, float64 ones too. None takes float32 (float64 for float64
+            parameters).
         maximize: step up the gradient.
         kernels: "auto" takes "native" (C++, on CPU tensors) where it was compiled, else "reference" (pure torch). Both
             give the same bits.
@@ -84,6 +87,7 @@ class Distributed(torch.optim.Optimizer):
         zeros: str = "balanced",
         nonfinite: str = "abstain",
         rounding: str | None = None,
+        momentum_dtype: torch.dtype | None = None,
         maximize: bool = False,
         kernels: str = "auto",
         bucket_bytes: int | None = None,
@@ -92,7 +96,7 @@ class Distributed(torch.optim.Optimizer):
     ) -> None:
         self.method = method
         self.options = Options.checked(
-            method, topology, ties, zeros, nonfinite, rounding, bucket_bytes, overlap, timeout
+            method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, overlap, timeout
         )
         choose(kernels)  # a name that is missing here is an error now
         self._asked_kernels = kernels
@@ -138,6 +142,7 @@ class Distributed(torch.optim.Optimizer):
                     with self.phases("apply"):
                         self._steps.apply(exchange.replica, bucket, verdict, header.voters, exchange.moment)
                     moved = True
+                del verdict  # or the next bucket's buffers come on top of it
             self._steps.finish(exchange.replica)
         finally:
             exchange.end()
@@ -148,8 +153,7 @@ class Distributed(torch.optim.Optimizer):
     def _verdicts(self, exchange: Exchange) -> Iterator[Reading]:
         for bucket in exchange.unsent():  # with overlap, what backward did not bring
             with self.phases("ballot"):
-                ballots = self._steps.ballot(exchange.replica, bucket, exchange.moment)  # moves momentum
-                exchange.send(bucket, *ballots)
+                exchange.send(bucket, *self._steps.ballot(exchange.replica, bucket, exchange.moment))  # moves momentum
             if self._overlap is None:
                 yield exchange.receive()
         while exchange.flight:
@@ -303,7 +307,8 @@ class Distributed(torch.optim.Optimizer):
 
     def _attach(self) -> None:
         """What is made anew in every process, and never pickled."""
-        self._rule = METHODS[self.method].rule(choose(self._asked_kernels)[1], self.options.rounding)
+        kernels = choose(self._asked_kernels)[1]
+        self._rule = METHODS[self.method].rule(kernels, self.options.rounding, self.options.momentum_dtype)
         self._exchange = None
         self._key = ()
         self._overlap = Overlap(self._begin_in_backward) if self.options.overlap else None

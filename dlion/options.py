@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, SupportsFloat
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -31,6 +32,7 @@ class Options:
     zeros: str
     nonfinite: str
     rounding: str
+    momentum_dtype: torch.dtype | None
     bucket_bytes: int
     overlap: bool
     timeout: timedelta | None
@@ -43,6 +45,7 @@ class Options:
         zeros: str,
         nonfinite: str,
         rounding: str | None,
+        momentum_dtype: torch.dtype | None,
         bucket_bytes: int | None,
         overlap: bool,
         timeout: float | timedelta | None,
@@ -64,13 +67,19 @@ class Options:
             raise ValueError(f"bucket_bytes={bucket_bytes!r} must be a positive multiple of 8 (one word)")
         ties = _checked_ties(method, ties, zeros)
         rounding = _checked_rounding(method, rounding)
+        _check_momentum_dtype(method, momentum_dtype)
         waits = _checked_timeout(timeout)
-        return Options(method, topology, ties, zeros, nonfinite, rounding, bucket_bytes, overlap, waits)
+        return Options(method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, overlap, waits)
 
     def agreed(self, workers: int) -> dict[str, Any]:
-        """The part that every worker must share."""
+        """The part that every worker must share.
+
+        The dtype of momenta is in it although votes need no equal momenta: g-lion does, and a worker whose memory or
+        noise is not the others' is a mistake far more often than a plan.
+        """
         names = ("method", "topology", "ties", "zeros", "nonfinite", "rounding", "bucket_bytes", "overlap")
-        return {name: getattr(self, name) for name in names} | {"workers": workers}
+        momentum = str(self.momentum_dtype).removeprefix("torch.")
+        return {name: getattr(self, name) for name in names} | {"momentum_dtype": momentum, "workers": workers}
 
 
 def one_of(name: str, given: Any, allowed: tuple[str, ...]) -> str:
@@ -140,6 +149,20 @@ def _checked_rounding(method: str, rounding: str | None) -> str:
             )
         return "nearest"
     return one_of("rounding", rounding or "stochastic", ROUNDINGS)
+
+
+def _check_momentum_dtype(method: str, dtype: Any) -> None:
+    if dtype is None:
+        return
+    if "momentum_dtype" not in METHODS[method].options:
+        raise ValueError(
+            f"momentum_dtype={dtype!r} has no meaning with method={method!r}: torch's optimizer makes its own state: "
+            "leave it out"
+        )
+    if dtype != torch.bfloat16:
+        raise ValueError(
+            f"momentum_dtype={dtype!r} must be torch.bfloat16, or None for float32 (float64 for float64 parameters)"
+        )
 
 
 def _checked_timeout(timeout: float | timedelta | None) -> timedelta | None:

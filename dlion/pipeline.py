@@ -57,7 +57,7 @@ class Pipeline:
     wire: Wire
 
     def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
-        message, finite = self.rule.message(replica, bucket)
+        message, finite = self.rule.message(replica, bucket, moment)
         return self.wire.up.encode(message, bucket, moment), finite
 
     def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: int, moment: Moment) -> None:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from dlion.codecs import Levels, Moment
-from dlion.layout import WORD, Bucket, Piece, Replica, local, momentum_dtype
+from dlion.layout import WORD, Bucket, Piece, Replica, local
 
 ROUNDING_SEED = 0  # of stochastic rounding; one for all runs, because it must be one for all workers
+NOBODYS_RANK = 0  # of the rounding of momenta that must be equal on all workers
 
 
 class Rule(Protocol):
@@ -29,7 +30,7 @@ class Rule(Protocol):
     def shared_state(self, replica: Replica) -> list[Tensor]:
         """The state that must be equal on all workers, in an order that all share; zeros may be missing."""
 
-    def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
+    def message(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
         """f[bucket.size], 0 in padding, and whether the gradients were finite. May move local state."""
 
     def apply(self, replica: Replica, bucket: Bucket, verdict: Any, moment: Moment) -> None:
@@ -46,29 +47,31 @@ class Lion:
     Args:
         rounding: of bf16 and fp16 parameters: "stochastic", equal on all workers and complemented in the next step, so
             that steps below the dtype's resolution are not lost; or "nearest".
+        momentum: dtype of all momenta; None: float32, and float64 for float64 parameters.
     """
 
     kernels: ModuleType
     rounding: str
+    momentum: torch.dtype | None
 
     def defaults(self) -> dict[str, Any]:
         return {"lr": 1e-4, "betas": (0.9, 0.99)}
 
     def allocate(self, replica: Replica) -> None:
-        replica.allocate_momentum()
+        replica.allocate_momentum(self.momentum_dtype)
 
     def momentum_dtype(self, param: Tensor) -> torch.dtype:
-        return momentum_dtype(param)
+        return self.momentum or (torch.float64 if param.dtype == torch.float64 else torch.float32)
 
     def shared_state(self, replica: Replica) -> list[Tensor]:
         return []
 
-    def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
+    def message(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
         def say(piece: Piece) -> tuple[Tensor, Tensor]:
-            beta1, beta2 = replica.hyper(piece.slot)["betas"]
-            momentum = replica.momentum(piece)
+            grad, momentum = signed_gradient(replica, piece), replica.momentum(piece)
+            where = (bucket.first_word + piece.offset // WORD, moment.t, moment.rank)
             said: tuple[Tensor, Tensor] = self.kernels.lion_message(
-                signed_gradient(replica, piece), momentum, beta1, beta2
+                grad, momentum, *replica.hyper(piece.slot)["betas"], *where
             )
             return said
 
@@ -112,7 +115,7 @@ class Global:
     def shared_state(self, replica: Replica) -> list[Tensor]:
         return state_tensors(replica)
 
-    def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
+    def message(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
         return gathered(bucket, lambda piece: finite_or_zero(signed_gradient(replica, piece)))
 
     def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, moment: Moment) -> None:
@@ -120,10 +123,12 @@ class Global:
         for piece in bucket.pieces:
             momentum = replica.momentum(piece)
             mean = verdict[piece.offset : piece.offset + momentum.numel()].to(momentum.device)
-            message, _ = kernels.lion_message(mean, momentum, *replica.hyper(piece.slot)["betas"])
+            # full-precision layouts have no words: numbers that grow with the element serve a rounding's hash as well
+            first = bucket.first + piece.offset
+            betas = replica.hyper(piece.slot)["betas"]
+            message, _ = kernels.lion_message(mean, momentum, *betas, first, moment.t, NOBODYS_RANK)
             planes = kernels.pack_ternary(torch.nn.functional.pad(message, (0, -message.numel() % WORD)))
-            # full-precision layouts have no words: numbers that grow with the element serve the rounding's hash as well
-            self.rule.step(replica, piece, Levels(planes, (0, -1, 0, 1), 1), bucket.first + piece.offset, moment)
+            self.rule.step(replica, piece, Levels(planes, (0, -1, 0, 1), 1), first, moment)
 
     def finish(self, replica: Replica) -> None:
         pass
@@ -166,7 +171,7 @@ class Gradient:
     def shared_state(self, replica: Replica) -> list[Tensor]:
         return state_tensors(replica)
 
-    def message(self, replica: Replica, bucket: Bucket) -> tuple[Tensor, bool]:
+    def message(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
         return gathered(bucket, lambda piece: finite_or_zero(replica.gradient(piece)))
 
     def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, moment: Moment) -> None:

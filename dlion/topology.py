@@ -3,9 +3,9 @@
 A topology takes a worker's ballots and returns every shard's verdict. Bytes are only transported; the one exception,
 AllReduce, sums full-precision gradients for the global methods.
 
-A consultation is a generator: it yields each call that it waits for, is sent what the call brought, and returns the
-verdict headers i64[owners, 2] and the verdict T'[planes', n]. Nobody needs to wait inside, so that many buckets can
-travel at once. The first call of every topology runs on the group for ballots, a second on the one for verdicts.
+A consultation is a generator: it yields each call that it needs to be over, and returns the verdict headers
+i64[owners, 2] and the verdict T'[planes', n]. It never waits itself, so that many buckets can travel at once, and lets
+go of every buffer as soon as it can. The first call runs on the group for ballots, a second on the one for verdicts.
 """
 
 from collections.abc import Generator
@@ -20,7 +20,7 @@ from dlion.header import WORDS
 from dlion.layout import from_shards, into_shards
 from dlion.stats import Stats
 
-Consultation = Generator[Call[Any], Any, tuple[Tensor, Tensor]]
+Consultation = Generator[Call[Any], None, tuple[Tensor, Tensor]]
 
 
 class Tally(Protocol):
@@ -84,11 +84,17 @@ class Sharded:
         ballots, verdicts = self.voting.ballots, self.voting.verdicts
         length = planes.shape[1]
         rows = into_shards(header, planes, self.shards)
+        del planes
         self.stats.moved(*[(ballots.size - 1) * nbytes(rows[0])] * 2)
-        verdict = _tallied((yield ballots.all_to_all(rows)), tally, ballots.rank)
-        del rows, planes
+        voting = ballots.all_to_all(rows)
+        yield voting
+        verdict = _row(*_tallied(voting.result, tally, ballots.rank))
+        del rows, voting
         self.stats.moved(*[(ballots.size - 1) * nbytes(verdict)] * 2)
-        return _verdict((yield verdicts.all_gather(verdict)), tally, length)
+        answering = verdicts.all_gather(verdict)
+        yield answering
+        del verdict
+        return _verdict(answering.result, tally, length)
 
 
 @dataclass(frozen=True)
@@ -101,10 +107,13 @@ class Replicated:
 
     def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         ballots = self.voting.ballots
-        length = planes.shape[1]
         row = into_shards(header, planes, 1)[0]
+        del planes
         self.stats.moved(*[(ballots.size - 1) * nbytes(row)] * 2)
-        return _verdict(_tallied((yield ballots.all_gather(row)), tally, 0)[None], tally, length)
+        voting = ballots.all_gather(row)
+        yield voting
+        verdict, counted = _tallied(voting.result, tally, 0)
+        return verdict[None], counted.view(tally.verdict_planes, -1)
 
 
 @dataclass(frozen=True)
@@ -122,16 +131,22 @@ class Server:
         ballots, verdicts = self.voting.ballots, self.voting.verdicts
         length, others = planes.shape[1], ballots.size - 1
         row = into_shards(header, planes, 1)[0]
-        rows = yield ballots.gather(row, to=0)
-        if rows is not None:
+        del planes
+        voting = ballots.gather(row, to=0)
+        yield voting
+        if voting.result is not None:
             self.stats.moved(0, others * nbytes(row))
-            verdict = _tallied(rows, tally, 0)
+            verdict = _row(*_tallied(voting.result, tally, 0))
             self.stats.moved(others * nbytes(verdict), 0)
         else:
             self.stats.moved(nbytes(row), 0)
-            verdict = row.new_empty(header.numel() + tally.width(planes.numel()))
+            verdict = row.new_empty(header.numel() + tally.width(row.numel() - header.numel()))
             self.stats.moved(0, nbytes(verdict))
-        return _verdict((yield verdicts.send_out(verdict, source=0))[None], tally, length)
+        del voting, row
+        answering = verdicts.send_out(verdict, source=0)
+        yield answering
+        del verdict
+        return _verdict(answering.result[None], tally, length)
 
 
 @dataclass(frozen=True)
@@ -145,7 +160,9 @@ class AllReduce:
     def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         ballots = self.voting.ballots
         self.stats.moved(*[(ballots.size - 1) * nbytes(header)] * 2)
-        verdict, voters = tally.judge((yield ballots.all_gather(header)))
+        voting = ballots.all_gather(header)
+        yield voting
+        verdict, voters = tally.judge(voting.result)
         total = planes if ballots.rank in voters else torch.zeros_like(planes)
         if voters and planes.numel():
             # what a ring all-reduce moves; the backend may choose another way
@@ -154,11 +171,16 @@ class AllReduce:
         return verdict[None], total
 
 
-def _tallied(rows: Tensor, tally: Tally, shard: int) -> Tensor:
+def _tallied(rows: Tensor, tally: Tally, shard: int) -> tuple[Tensor, Tensor]:
+    """The header and the words of a shard's verdict."""
     header, voters = tally.judge(rows[:, :WORDS])
     ballots = rows[:, WORDS:] if len(voters) == len(rows) else rows[voters, WORDS:]
-    return torch.cat([header, tally.count(ballots, shard)])
+    return header, tally.count(ballots, shard)
+
+
+def _row(header: Tensor, words: Tensor) -> Tensor:
+    return torch.cat([header, words])
 
 
 def _verdict(rows: Tensor, tally: Tally, length: int) -> tuple[Tensor, Tensor]:
-    return rows[:, :WORDS], from_shards(rows[:, WORDS:], tally.verdict_planes, length)
+    return rows[:, :WORDS].clone(), from_shards(rows[:, WORDS:], tally.verdict_planes, length)

@@ -34,18 +34,20 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("zeros", ["balanced", "exact"])
 @pytest.mark.parametrize("special", [SPECIAL, SPECIAL + NOT_FINITE], ids=["finite", "not-finite"])
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
 def test_a_ballot_has_the_bits_of_the_reference(
-    path: str, dtype: torch.dtype, zeros: str, special: list[float]
+    path: str, dtype: torch.dtype, kept: torch.dtype, zeros: str, special: list[float]
 ) -> None:
-    momenta = [numbers(size, 10 + size) for size in SIZES]
+    momenta = [numbers(size, 10 + size).to(kept) for size in SIZES]
     grads = [numbers(size, 20 + size, special).to(dtype) for size in SIZES]
     for t in (0, 3):
         assert_ballots_agree(list(grads), momenta, t, zeros)
 
 
 @pytest.mark.parametrize("zeros", ["balanced", "exact"])
-def test_missing_gradients_count_as_zero(path: str, zeros: str) -> None:
-    momenta = [numbers(100, 1), torch.zeros(130), numbers(64, 2)]
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+def test_missing_gradients_count_as_zero(path: str, zeros: str, kept: torch.dtype) -> None:
+    momenta = [numbers(100, 1).to(kept), torch.zeros(130, dtype=kept), numbers(64, 2).to(kept)]
     for grads in ([None, None, torch.ones(64)], [None] * 3):
         for t in (4, 5):
             assert_ballots_agree(list(grads), momenta, t, zeros, gap=1)
@@ -54,6 +56,7 @@ def test_missing_gradients_count_as_zero(path: str, zeros: str) -> None:
 def test_a_large_ballot_and_its_verdict(path: str) -> None:
     grads, momenta = [numbers(LARGE, 3), numbers(777, 4)], [numbers(LARGE, 5), numbers(777, 6)]
     assert_ballots_agree(list(grads), momenta, 1, "balanced")
+    assert_ballots_agree(list(grads), [momentum.bfloat16() for momentum in momenta], 1, "balanced")
     assert_verdicts_agree([numbers(LARGE, 7).bfloat16(), numbers(70, 8)], 3, "stochastic", 1)
 
 
@@ -74,6 +77,16 @@ def test_one_tensor_is_applied_as_by_the_reference(path: str, dtype: torch.dtype
     native.apply([param], verdict, *where)
     reference.apply([other], verdict, *where)
     assert same(param, other)
+
+
+def test_a_rounded_momentum_never_becomes_infinite(path: str) -> None:
+    most = torch.finfo(torch.bfloat16).max
+    momenta = [torch.full((640,), sign * most, dtype=torch.bfloat16) for sign in (1, -1)]
+    grads = [torch.full((640,), sign * 3.4e38) for sign in (1, -1)]
+    for t in range(4):
+        assert_ballots_agree(list(grads), momenta, t, "exact")
+    native.ballot(grads, momenta, [0, 640], [0, 0], 1280, [0.9], [0.5], [False], 0, 0, 0, "exact")
+    assert all(momentum.isfinite().all() for momentum in momenta)
 
 
 def every_half(dtype: torch.dtype) -> Tensor:
@@ -144,9 +157,8 @@ def test_ballots_are_read_where_they_lie(path: str) -> None:
 def test_pieces_may_start_anywhere_in_memory(path: str, dtype: torch.dtype) -> None:
     for odd in (1, 3, 5):
         grads = [numbers(300, 40)[odd : odd + 200].to(dtype), numbers(90, 41).to(dtype)[odd : odd + 65]]
-        assert_ballots_agree(
-            list(grads), [numbers(300, 42)[odd : odd + 200], numbers(70, 43)[odd : odd + 65]], 2, "exact"
-        )
+        momenta = [numbers(300, 42)[odd : odd + 200], numbers(70, 43).bfloat16()[odd : odd + 65]]
+        assert_ballots_agree(list(grads), momenta, 2, "exact")
         param = numbers(300, 44).to(dtype)
         around = param.clone()
         planes = random_words(1, 4)
@@ -155,10 +167,11 @@ def test_pieces_may_start_anywhere_in_memory(path: str, dtype: torch.dtype) -> N
         assert same(param, around)
 
 
-def test_random_pieces_cut_from_one_layout(path: str) -> None:
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+def test_random_pieces_cut_from_one_layout(path: str, kept: torch.dtype) -> None:
     """Any cut into pieces gives the words of the whole."""
     size = 64 * 300
-    grad, momentum = numbers(size, 60), numbers(size, 61)
+    grad, momentum = numbers(size, 60), numbers(size, 61).to(kept)
     grad[momentum > 0.5] = 0
     momentum[momentum > 0.5] = 0
     whole = momentum.clone()

@@ -42,6 +42,7 @@ def test_what_is_not_contiguous_is_handled() -> None:
     grads = [base.view(35, 40).t(), base[:35].expand(4, 35), base[::2]]
     momenta = [base.clone().view(40, 35), base.clone()[:140].view(35, 4).t(), base.clone()[1::2]]
     assert_ballots_agree(list(grads), momenta, 1, "balanced")
+    assert_ballots_agree(list(grads), [momentum.bfloat16() for momentum in momenta], 1, "balanced")
     strided = [base.clone().view(35, 40).t(), base.clone()[1::2]]
     other = [base.clone().view(35, 40).t(), base.clone()[1::2]]
     offsets, size = offsets_of(strided)
@@ -56,13 +57,14 @@ def test_float64_goes_to_the_reference_piece_by_piece() -> None:
     grads = [numbers(100, 4), numbers(65, 5).double(), numbers(64, 6).double()]
     grads[1][7] = float("nan")
     assert_ballots_agree(list(grads), momenta, 1, "balanced")
+    assert_ballots_agree(list(grads), [momenta[0].bfloat16(), momenta[1], momenta[2].half()], 1, "balanced")
     assert_verdicts_agree(momenta, 2, "nearest", 1)
 
 
 def everything() -> int:
     """A number that depends on each bit of what all kernels do to 200,000 elements."""
     size = 200_000 // 64 * 64
-    momentum, param = numbers(size, 1), numbers(size, 2).bfloat16()
+    momentum, param = numbers(size, 1).bfloat16(), numbers(size, 2).bfloat16()
     args = ([0.9], [0.99], [False], 3, 5, 1)
     words, _ = native.ballot([numbers(size, 3)], [momentum], [0], [0], size, *args, "balanced")
     ballots = torch.cat([words, random_words(3, size // 64)])

@@ -25,7 +25,7 @@ def arguments() -> dict[str, tuple[object, ...]]:
     values = torch.randn(128, generator=torch.Generator().manual_seed(1))
     ternary = torch.stack([reference.pack_ternary(values.roll(k)) for k in range(4)])
     return {
-        "lion_message": (values, values.flip(0).clone(), 0.9, 0.99),
+        "lion_message": (values, values.flip(0).bfloat16(), 0.9, 0.99, 5, 3, 1),
         "pack_signs": (values, 5, 3, 1),
         "pack_ternary": (values,),
         "tally_majority": (random_words(4, 2), 5, 3, "rotate"),
@@ -34,7 +34,7 @@ def arguments() -> dict[str, tuple[object, ...]]:
         "tally_count_ternary": (ternary, 4),
         "ballot": (
             [values, None, values[:70].bfloat16()],
-            [values.flip(0).clone(), values[:3].clone(), values[2:72].clone()],
+            [values.flip(0).clone(), values[:3].clone(), values[2:72].bfloat16()],
             [0, 128, 192],
             [0, 1, 1],
             320,
@@ -95,7 +95,7 @@ def test_a_message_masks_what_is_not_finite(size: int, dtype: torch.dtype) -> No
     grad[::7] = float("nan")
     grad[3::7] = float("-inf")
     before = momentum.clone()
-    message, finite = reference.lion_message(grad, momentum, 0.9, 0.99)
+    message, finite = reference.lion_message(grad, momentum, 0.9, 0.99, 0, 0, 0)
     good = grad.isfinite()
     assert bool(finite) == bool(good.all()) == (size == 0)
     assert torch.equal(momentum[~good], before[~good]) and bool((message[~good] == 0).all())

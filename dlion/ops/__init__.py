@@ -16,7 +16,8 @@ from dlion.ops import native, reference
 KERNELS = ("auto", "reference", "native")
 
 SCHEMAS = (
-    "lion_message(Tensor grad, Tensor(a!) momentum, float beta1, float beta2) -> (Tensor, Tensor)",
+    "lion_message(Tensor grad, Tensor(a!) momentum, float beta1, float beta2, int first_word, int t, int rank) "
+    "-> (Tensor, Tensor)",
     "pack_signs(Tensor message, int first_word, int t, int rank) -> Tensor",
     "pack_ternary(Tensor message) -> Tensor",
     "tally_majority(Tensor ballots, int first_word, int t, str ties) -> Tensor",

@@ -24,6 +24,9 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
+CHECKED_BYTES = 2**16  # at once in `checksum`: bounds its memory, and stays in the cache
+
+
 def unpack(words: Tensor) -> Tensor:
     """i64[words] -> u8[64*words] of 0 and 1."""
     shifts = torch.arange(8, dtype=torch.uint8, device=words.device)
@@ -105,10 +108,12 @@ def checksum(tensors: list[Tensor]) -> int:
     total = 0
     for number, tensor in enumerate(tensors):
         flat = as_bytes(tensor)
-        words = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(torch.int64)
-        position = torch.arange(words.numel(), device=words.device)
-        mixed = _finalise(words) * (mix64(number, position, 0) | 1)
-        total += int(mixed.sum())
+        for first in range(0, flat.numel(), CHECKED_BYTES):
+            part = flat[first : first + CHECKED_BYTES]
+            words = torch.nn.functional.pad(part, (0, -part.numel() % 8)).view(torch.int64)
+            position = torch.arange(first // 8, first // 8 + words.numel(), device=words.device)
+            mixed = _finalise(words) * (mix64(number, position, 0) | 1)
+            total += int(mixed.sum())
     return total & MASK
 
 

@@ -28,15 +28,16 @@ OPERATORS = (
 PATHS = ("auto", "portable", "avx2", "avx512")
 
 FILE = "dlion_kernels.so"
-INTERFACE = 1  # of the C functions; a library left over from another version is not called
+INTERFACE = 2  # of the C functions; a library left over from another version is not called
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+MOMENTA = {torch.float32: 0, torch.bfloat16: 1}
 TIES = {"rotate": 0, "alternate": 1, "zero": 2}
 FINE, BAD_PIECE, NO_MEMORY = 0, -1, -2  # what the C functions return; 1 is "not finite"
 MOST_VOTERS = 2**20 - 1  # that the adder's planes hold
 
 _int, _long, _word, _address = ctypes.c_int, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
 SIGNATURES = {
-    "dlion_ballot": [_address] * 6 + [_long, _address, _long, _address, _long, _long] + [_word] * 3 + [_int],
+    "dlion_ballot": [_address] * 6 + [_long, _address, _address, _long, _address, _long, _long] + [_word] * 3 + [_int],
     "dlion_apply": [_address] * 5
     + [_long, _address]
     + [_long] * 3
@@ -101,7 +102,7 @@ def ballot(
     rank: int,
     zeros: str,
 ) -> tuple[Tensor, Tensor]:
-    known = [momentum.dtype is torch.float32 for momentum in momenta]
+    known = [momentum.dtype in MOMENTA for momentum in momenta]
     if not all(known):
         rest: Any = (size, beta1s, beta2s, negate, first_word, t, rank, zeros)
         words, finite = ballot(*_those(known, True, grads, momenta, offsets, groups), *rest)
@@ -120,6 +121,7 @@ def ballot(
         _longs(addresses),
         _longs(map(Tensor.data_ptr, moved)),
         *_placed(numels, offsets, dtypes, groups),
+        _longs([MOMENTA[dtype] for dtype in map(_dtype, moved)]),
         _floats(betas),
         len(negate),
         words.data_ptr(),

@@ -10,27 +10,43 @@ from torch import Tensor
 from dlion.ops.arguments import ballot_planes, check_pieces, check_rounding, check_tables
 from dlion.ops.bits import count, equals, exceeds, less_or_more, levels, mix64, pack
 
+# Hashes end with a rank for zeros of a ballot, with the complement of a seed for parameters, and with this plus the
+# rank for momenta: three ranges that do not meet, so what is drawn for one says nothing of the others.
+MOMENTUM_KEYS = 2**62
+
 SMALLEST_MOMENTUM = 2.0**-126  # below it a float32 is denormal, and denormals make a ballot 13 times slower
 
 
-def lion_message(grad: Tensor, momentum: Tensor, beta1: float, beta2: float) -> tuple[Tensor, Tensor]:
+def lion_message(
+    grad: Tensor, momentum: Tensor, beta1: float, beta2: float, first_word: int, t: int, rank: int
+) -> tuple[Tensor, Tensor]:
     """Lion's message, and the momentum moved in place (arXiv 2404.00438, Algorithm 1).
 
     Args:
         grad: f[n], any float dtype; already negated when maximizing.
-        momentum: f[n], float32 or float64, modified in place: `m = b2*m + (1-b2)*g`.
+        momentum: f[n], float32 or float64, modified in place: `m = b2*m + (1-b2)*g`; or bfloat16, computed in float32
+            and rounded up or down with the odds of the distance, since a small `(1-b2)*g` is lost by rounding to
+            nearest: with b2=0.99 and a constant gradient of 1 it then stays at 0.80.
         beta1, beta2: rounded once from float64.
+        first_word, t, rank: as in `ballot`; what bfloat16 is rounded by follows from them.
 
     Returns:
         `b1*m + (1-b1)*g` with the old m, f[n], 0 where it is not finite; and bool[], whether all of it was. Where it is
-        not, momentum keeps its value.
+        not, momentum keeps its value, and also where rounding up would make a bfloat16 infinite.
     """
-    g = grad.to(momentum.dtype)
-    message = momentum * beta1 + g * (1 - beta1)
+    m = momentum.float() if momentum.dtype == torch.bfloat16 else momentum
+    g = grad.to(m.dtype)
+    message = m * beta1 + g * (1 - beta1)
     finite = message.isfinite()  # neither a gradient nor a loaded momentum that is not may become a vote
-    moved = momentum * beta2 + g * (1 - beta2)
+    moved = m * beta2 + g * (1 - beta2)
     moved = torch.where(moved.abs() < SMALLEST_MOMENTUM, 0.0, moved)
-    momentum.copy_(torch.where(finite, moved, momentum))
+    fine = finite
+    if momentum.dtype == torch.bfloat16:
+        moved = round_stochastic(moved.reshape(-1), momentum.dtype, first_word, t, MOMENTUM_KEYS + rank).view(
+            moved.shape
+        )
+        fine = finite & moved.isfinite()
+    momentum.copy_(torch.where(fine, moved, momentum))
     return torch.where(finite, message, 0.0), finite.all()
 
 
@@ -143,7 +159,7 @@ def ballot(
 
     Args:
         grads: f[...] of as many elements as the momentum beside it; None counts as zero.
-        momenta: f[...], float32 or float64, modified in place.
+        momenta: f[...], float32, float64 or bfloat16, modified in place.
         offsets: multiples of 64; pieces do not overlap.
         size: elements of the bucket, padding included; a multiple of 64.
         beta1s, beta2s, negate: of each group; `negate` where it maximizes.
@@ -165,13 +181,14 @@ def ballot(
         if not momentum.numel():
             continue
         g = torch.zeros_like(momentum) if grad is None else grad.reshape(momentum.shape)
-        message, fine = lion_message(-g if negate[group] else g, momentum, beta1s[group], beta2s[group])
-        flat = torch.nn.functional.pad(message.reshape(-1), (0, -message.numel() % 64))
         first = offset // 64
+        where = (first_word + first, t, rank)
+        message, fine = lion_message(-g if negate[group] else g, momentum, beta1s[group], beta2s[group], *where)
+        flat = torch.nn.functional.pad(message.reshape(-1), (0, -message.numel() % 64))
         if zeros == "exact":
             said = pack_ternary(flat)
         else:
-            said = pack_signs(flat, first_word + first, t, rank)[None]
+            said = pack_signs(flat, *where)[None]
             if message.numel() % 64:
                 said[:, -1] &= (1 << message.numel() % 64) - 1
         words[:, first : first + said.shape[1]] = said
@@ -214,16 +231,15 @@ def apply(
         first, last = offset // 64, offset // 64 + -(-flat.numel() // 64)
         moved = _moved(flat, planes[:, first:last].to(flat.device), tables[group * steps :][:steps], decays[group])
         if rounding == "stochastic":
-            moved = round_stochastic(moved, param.dtype, first_word + first, t, seed)
+            moved = round_stochastic(moved, param.dtype, first_word + first, t, ~seed)
         param.copy_(moved.view(param.shape))
 
 
-def round_stochastic(values: Tensor, dtype: torch.dtype, first_word: int, t: int, seed: int) -> Tensor:
+def round_stochastic(values: Tensor, dtype: torch.dtype, first_word: int, t: int, key: int) -> Tensor:
     """f32[n] -> dtype[n]: up or down with the odds of the distance, so that small updates survive on average.
 
-    Element e of the layout takes 16 bits, lane `e % 4` of `mix64(t//2, e//4, ~seed)`, complemented when t is odd, so
-    that what one step gains by rounding the next loses. (The complement of the seed keeps this apart from the
-    hashes of `pack_signs`, whose last argument is a rank.) bf16: added to the 16 bits that are dropped. fp16: its
+    Element e of the layout takes 16 bits, lane `e % 4` of `mix64(t//2, e//4, key)`, complemented when t is odd, so
+    that what one step gains by rounding the next loses. bf16: added to the 16 bits that are dropped. fp16: its
     upper 13 bits to the 13 dropped; below 2**-14, where fp16 has steps of 2**-24, to the first 16 bits of the
     fraction of a step. Values of 2**16 and more in fp16, infinities and NaN are rounded to nearest. float32 and
     float64 stay as they are.
@@ -231,7 +247,7 @@ def round_stochastic(values: Tensor, dtype: torch.dtype, first_word: int, t: int
     if dtype not in (torch.bfloat16, torch.float16):
         return values
     quads = torch.arange(first_word * 16, first_word * 16 + -(-values.numel() // 4), device=values.device)
-    noise = mix64(t // 2, quads, ~seed)
+    noise = mix64(t // 2, quads, key)
     noise = ~noise if t % 2 else noise
     random = (noise[:, None] >> torch.tensor([0, 16, 32, 48], device=noise.device)) & 0xFFFF
     pattern = values.view(torch.int32).long() & 0xFFFFFFFF

@@ -56,6 +56,8 @@ class TrainConfig:
     """Steps over which the learning rate rises linearly to --lr."""
     clip_norm: float | None = None
     """Largest norm of each worker's own gradient; longer ones are scaled down."""
+    overlap: bool = False
+    """--overlap sends ballots while backward still runs; the results are the same."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA when every worker of this machine can have its own GPU, otherwise the CPU."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -92,6 +94,10 @@ class TrainConfig:
         require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more")
         require(0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2^63 - 1")
         require(_is_text(self.data), "data", ascii(self.data), "a path in valid UTF-8")
+        if self.overlap and self.clip_norm is not None:
+            raise ValueError(
+                "--overlap and --clip-norm contradict each other: gradients have voted before they could be clipped."
+            )
         if self.steps is not None and self.epochs is not None:
             raise ValueError(
                 f"--steps {self.steps} and --epochs {self.epochs} contradict each other: give one of them."

@@ -34,7 +34,8 @@ def train(job: Job, ranks: Ranks) -> None:
     task = data_of(config.task, config.data)
     torch.manual_seed(config.seed)
     model = dlion.local_gradients(build_model(config.model, task).to(ranks.device))
-    optimizer = dlion.Distributed(model.named_parameters(), config.method, config.lr, config.betas, config.weight_decay)
+    hyper = (config.lr, config.betas, config.weight_decay)
+    optimizer = dlion.Distributed(model.named_parameters(), config.method, *hyper, overlap=config.overlap)
     progress = Progress()
     if job.checkpoint is not None:
         progress = job.checkpoint.progress
@@ -54,7 +55,7 @@ def train(job: Job, ranks: Ranks) -> None:
         progress.step += 1
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, progress.step)
-        loss = _gradients(config, ranks, task, model, progress.step)
+        loss = _gradients(config, ranks, task, model, optimizer, progress.step)
         optimizer.step()
         if _due(progress.step, config.log_every) or progress.step == config.steps:
             progress.loss = float(channel.sum_(loss.double()).wait()) / channel.size
@@ -89,7 +90,9 @@ def _opening(job: Job, ranks: Ranks, task: Task, optimizer: "dlion.Distributed")
     return [f"{config.task} with {config.model}, {setting}: {job.folder.path}", task.info.note, *resumed]
 
 
-def _gradients(config: Settled, ranks: Ranks, task: Task, model: nn.Module, step: int) -> Tensor:
+def _gradients(
+    config: Settled, ranks: Ranks, task: Task, model: nn.Module, optimizer: "dlion.Distributed", step: int
+) -> Tensor:
     """Set this worker's gradients for one step: the mean over its micro-batches. Returns the mean loss.
 
     Everything random about a step (batch, augmentation, dropout) is a function of (seed, rank, step).
@@ -109,7 +112,8 @@ def _gradients(config: Settled, ranks: Ranks, task: Task, model: nn.Module, step
         )
         with _precision(config, ranks.device):
             loss = task.loss(model, inputs.to(ranks.device), targets.to(ranks.device)) / config.accumulate
-        torch.autograd.backward(loss)
+        with optimizer.accumulate() if micro < config.accumulate - 1 else nullcontext():
+            torch.autograd.backward(loss)
         total += loss.detach()
     if config.clip_norm is not None:
         nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)

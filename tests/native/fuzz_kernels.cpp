@@ -12,7 +12,8 @@ extern "C" {
 int dlion_use_path(const char* name);
 const char* dlion_path();
 int dlion_ballot(const int64_t*, const int64_t*, const int64_t*, const int64_t*, const int64_t*, const int64_t*,
-                 int64_t, const float*, int64_t, uint64_t*, int64_t, int64_t, uint64_t, uint64_t, uint64_t, int);
+                 int64_t, const int64_t*, const float*, int64_t, uint64_t*, int64_t, int64_t, uint64_t, uint64_t,
+                 uint64_t, int);
 int dlion_apply(const int64_t*, const int64_t*, const int64_t*, const int64_t*, const int64_t*, int64_t,
                 const uint64_t*, int64_t, int64_t, int64_t, const float*, const float*, int64_t, int, uint64_t,
                 uint64_t, uint64_t, int);
@@ -101,23 +102,24 @@ void try_ballot() {
     const uint64_t first = somewhere(), t = somewhere(), rank = somewhere();
     const std::vector<plain::Lion> groups{{0.9f, 0.1f, 0.99f, 0.01f}, {0.95f, -0.05f, 0.98f, -0.02f}};
     std::vector<Buffer> grads, momenta, before;
-    std::vector<int64_t> grad_at, momentum_at, dtypes;
+    std::vector<int64_t> grad_at, momentum_at, dtypes, narrow;
     for (int64_t k = 0; k < pieces.count(); ++k) {
         grads.emplace_back(upto(2), pieces.numels[k]);
-        momenta.emplace_back(0, pieces.numels[k]);
+        narrow.push_back(upto(1));
+        momenta.emplace_back(narrow[k] ? 1 : 0, pieces.numels[k]);
         if (!upto(3))
             for (int64_t e = 0; e < pieces.numels[k]; ++e)
                 if (upto(1)) momenta[k].set(e, 0), grads[k].set(e, upto(9) ? 0 : INFINITY);
-        before.emplace_back(0, pieces.numels[k]);
-        std::memcpy(before[k].data(), momenta[k].data(), pieces.numels[k] * 4);
+        before.emplace_back(momenta[k].dtype, pieces.numels[k]);
+        std::memcpy(before[k].data(), momenta[k].data(), pieces.numels[k] * momenta[k].size());
         grad_at.push_back(upto(5) ? grads[k].address() : 0);
         momentum_at.push_back(momenta[k].address());
         dtypes.push_back(grads[k].dtype);
     }
     Words words(planes * pieces.words);
     const int result = dlion_ballot(grad_at.data(), momentum_at.data(), pieces.numels.data(), pieces.offsets.data(),
-                                    dtypes.data(), pieces.groups.data(), pieces.count(), &groups[0].keep1, 2,
-                                    words.data(), planes, pieces.words, first, t, rank, threads);
+                                    dtypes.data(), pieces.groups.data(), pieces.count(), narrow.data(),
+                                    &groups[0].keep1, 2, words.data(), planes, pieces.words, first, t, rank, threads);
     Words wanted(planes * pieces.words);
     bool finite = true;
     for (int64_t k = 0; k < pieces.count(); ++k)
@@ -125,7 +127,9 @@ void try_ballot() {
             float m = before[k].get(e);
             const int64_t at = pieces.offsets[k] + e;
             const float g = grad_at[k] ? grads[k].get(e) : 0.0f;
+            const float old = m;
             const int said = plain::vote(g, m, groups[pieces.groups[k]], finite);
+            if (narrow[k]) m = plain::kept_narrow(m, old, plain::random16(t, first * 64 + (uint64_t)at, rank + (1ull << 62)));
             require(same(m, momenta[k].get(e)), "momentum");
             const uint64_t noise = plain::hash(t / 2, first + at / 64, rank);
             const bool drawn = (t % 2 ? ~noise : noise) >> (at % 64) & 1;
@@ -171,8 +175,7 @@ void try_apply() {
                 continue;
             }
             const plain::Format format = params[k].format();
-            const uint64_t element = first * 64 + (uint64_t)here, noise = plain::hash(t / 2, element / 4, ~seed);
-            const uint32_t random = (uint32_t)((t % 2 ? ~noise : noise) >> (16 * (element % 4)) & 0xffff);
+            const uint32_t random = plain::random16(t, first * 64 + (uint64_t)here, ~seed);
             const uint16_t wanted = stochastic ? plain::stochastic(format, moved, random) : plain::nearest(format, moved);
             const uint16_t found = params[k].half(e);
             require(found == wanted || (plain::is_nan(format, found) && plain::is_nan(format, wanted)), "half parameter");

@@ -27,6 +27,12 @@ inline uint64_t hash(uint64_t a, uint64_t word, uint64_t r) {
     return mix((mix((mix(a + golden) ^ word) + golden) ^ r) + golden);
 }
 
+// The 16 bits that element `element` of the layout is rounded by.
+inline uint32_t random16(uint64_t t, uint64_t element, uint64_t key) {
+    const uint64_t noise = hash(t / 2, element / 4, key);
+    return (uint32_t)((t % 2 ? ~noise : noise) >> (16 * (element % 4)) & 0xffff);
+}
+
 inline float as_float(uint32_t bits) {
     float x;
     std::memcpy(&x, &bits, 4);
@@ -111,6 +117,13 @@ inline int vote(float g, float& m, const Lion& lion, bool& finite) {
     m = kept + taken;
     if (std::fabs(m) < 0x1p-126f) m = 0;
     return message > 0 ? 1 : message == 0 ? 0 : -1;
+}
+
+// A moved momentum as bfloat16; `old` where it did not move, or would become infinite.
+inline float kept_narrow(float moved, float old, uint32_t random) {
+    if (!std::isfinite(moved)) return old;
+    const double rounded = value(BF16, stochastic(BF16, moved, random));
+    return std::isfinite(rounded) ? (float)rounded : old;
 }
 
 // The decision of one element: +1, 0 or -1 of each voter; ties 0 rotate, 1 alternate, 2 zero.

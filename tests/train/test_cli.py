@@ -30,6 +30,7 @@ MISTAKES = {
     "steps and epochs": (["--steps", "5", "--epochs", "1"], "contradict each other"),
     "warm-up longer than the run": (["--steps", "5", "--warmup-steps", "5"], "smaller than --steps"),
     "clip norm 0": (["--clip-norm", "0"], "--clip-norm must be"),
+    "clipping after voting": (["--overlap", "--clip-norm", "1"], "contradict each other"),
     "weight decay negative": (["--weight-decay", "-0.1"], "--weight-decay must be"),
     "seed negative": (["--seed", "-1"], "--seed must be"),
     "precision": (["--precision", "fp8"], "bf16"),

@@ -48,6 +48,14 @@ def test_resuming_equals_never_having_stopped(pair: tuple[Path, Path]) -> None:
         assert states[0]["stats"]["bytes_sent"] == states[1]["stats"]["bytes_sent"]
 
 
+def test_overlap_trains_to_the_same_bits(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    dlion(["train", *TINY, *CADENCE, "--out", ".", "--warmup-steps", "3", "--steps", "20", "--overlap"], tmp_path)
+    (run,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert "overlap = true" in (run / "config.toml").read_text()
+    name = "model-last.safetensors"
+    assert (run / name).read_bytes() == (pair[0] / name).read_bytes()
+
+
 def test_workers_keep_momenta_of_their_own(pair: tuple[Path, Path]) -> None:
     files = json.loads((pair[0] / "checkpoints/step-00000020/manifest.json").read_text())["files"]
     assert files["rank-0.pt"]["sha256"] != files["rank-1.pt"]["sha256"]

@@ -52,27 +52,13 @@ struct Nearest {
     DLION_INLINE void store(typename Kind::Raw* to, F x, int) const { Kind::store(to, x); }
 };
 
-// 16 random bits for each element of a word: lane e % 4 of the hash of (t // 2, e // 4, ~seed), element e of the layout.
 struct Stochastic {
-    uint16_t random[WORD];
+    Dither dither;
 
-    explicit DLION_INLINE Stochastic(const ApplySpan& span, int64_t word) {
-        constexpr int AT_ONCE = sizeof(Q) / sizeof(uint64_t);
-        Q number;
-        for (int i = 0; i < AT_ONCE; ++i) number[i] = i;
-        number += (span.word + word) * (WORD / 4);
-        const Q start = splat(finalise(span.half + GOLDEN));
-        for (int k = 0; k < WORD / 4; k += AT_ONCE) {
-            Q hash = finalise((finalise((start ^ (number + k)) + GOLDEN) ^ ~span.seed) + GOLDEN);
-            if (span.odd) hash = ~hash;
-            write(random + 4 * k, hash);
-        }
-    }
-
+    DLION_INLINE Stochastic(const ApplySpan& span, int64_t word)
+        : dither(span.half, span.odd, span.word + word, ~span.seed) {}
     template <class Kind>
-    DLION_INLINE void store(typename Kind::Raw* to, F x, int j) const {
-        Kind::store(to, x, __builtin_convertvector(read<H>(random + j), U));
-    }
+    DLION_INLINE void store(typename Kind::Raw* to, F x, int j) const { Kind::store(to, x, dither.at(j)); }
 };
 
 template <class Kind, class Rounding, int PLANES>

@@ -9,28 +9,55 @@ namespace {
 using dlion::Betas;
 using dlion::BallotSpan;
 
+constexpr uint64_t MOMENTUM_KEYS = uint64_t{1} << 62;  // plus the rank; apart from ranks and from complements of seeds
+
 struct NoGradient {
     typedef uint16_t Raw;
     static DLION_INLINE F load(const Raw*) { return F{}; }
+};
+
+// Momenta: `moved` is written where `fine`, the others keep their value.
+
+struct WideMomentum {
+    typedef float Raw;
+
+    DLION_INLINE WideMomentum(const BallotSpan&, int64_t) {}
+    static DLION_INLINE F load(const Raw* from) { return read<F>(from); }
+    DLION_INLINE void store(Raw* to, I fine, F moved, F before, int) const { write(to, select(fine, moved, before)); }
+};
+
+struct NarrowMomentum {  // bfloat16, rounded up or down with the odds of the distance
+    typedef uint16_t Raw;
+    Dither dither;
+
+    DLION_INLINE NarrowMomentum(const BallotSpan& span, int64_t word)
+        : dither(span.half, span.odd, span.word + word, MOMENTUM_KEYS + span.rank) {}
+    static DLION_INLINE F load(const Raw* from) { return Bfloat16::load(from); }
+    DLION_INLINE void store(Raw* to, I fine, F moved, F before, int j) const {
+        const U rounded = (U)moved + dither.at(j);
+        const U kept = select(fine & is_finite((F)rounded), rounded, (U)before);  // rounding up may reach infinity
+        write(to, __builtin_convertvector(kept >> 16, H));
+    }
 };
 
 struct Said {
     uint64_t positive = 0, zero = 0, finite = 0;  // a bit for each element of one word
 };
 
-template <class Kind>
-DLION_INLINE Said one_word(const typename Kind::Raw* grad, float* momentum, const Betas& betas) {
+template <class Kind, class Momentum>
+DLION_INLINE Said one_word(const typename Kind::Raw* grad, typename Momentum::Raw* momentum, const Betas& betas,
+                           const Momentum& format) {
     const F keep1 = splat(betas.keep1), take1 = splat(betas.take1);
     const F keep2 = splat(betas.keep2), take2 = splat(betas.take2);
     Said said;
     for (int j = 0; j < WORD; j += LANES) {
         const F g = Kind::load(grad ? grad + j : grad);
-        const F m = read<F>(momentum + j);
+        const F m = format.load(momentum + j);
         const F message = m * keep1 + g * take1;
         const I finite = is_finite(message);  // neither a gradient nor a loaded momentum that is not may become a vote
         F moved = m * keep2 + g * take2;
         moved = select(((U)moved & 0x7fffffffu) < 0x00800000u, F{}, moved);  // below 2**-126
-        write(momentum + j, select(finite, moved, m));
+        format.store(momentum + j, finite, moved, m, j);
         said.positive |= bits_of((message > 0.0f) & finite) << j;
         said.zero |= bits_of((message == 0.0f) | ~finite) << j;
         said.finite |= bits_of(finite) << j;
@@ -52,41 +79,49 @@ DLION_INLINE void put(const BallotSpan& span, int64_t word, const Said& said, ui
     span.positive[word] = bits & real;
 }
 
-template <class Kind>
+template <class Kind, class Momentum>
 bool ballot_of(const BallotSpan& span) {
     typedef typename Kind::Raw Raw;
+    typedef typename Momentum::Raw Kept;
     const Raw* grad = (const Raw*)span.grad;
+    Kept* momentum = (Kept*)span.momentum;
     const int64_t whole = span.numel / WORD;
     uint64_t finite = ~uint64_t{0};
     for (int64_t word = 0; word < whole; ++word) {
         if (grad) ahead(grad + word * WORD, WORD * sizeof(Raw));
-        ahead(span.momentum + word * WORD, WORD * sizeof(float));
-        const Said said = one_word<Kind>(grad ? grad + word * WORD : grad, span.momentum + word * WORD, span.betas);
+        ahead(momentum + word * WORD, WORD * sizeof(Kept));
+        const Said said = one_word<Kind>(grad ? grad + word * WORD : grad, momentum + word * WORD, span.betas,
+                                         Momentum(span, word));
         put(span, word, said, ~uint64_t{0});
         finite &= said.finite;
     }
     const int64_t rest = span.numel - whole * WORD;
     if (rest) {
         Raw last_grad[WORD] = {};
-        float last_momentum[WORD] = {};
-        float* momentum = span.momentum + whole * WORD;
+        Kept last_momentum[WORD] = {};
+        momentum += whole * WORD;
         if (grad) std::memcpy(last_grad, grad + whole * WORD, rest * sizeof(Raw));
-        std::memcpy(last_momentum, momentum, rest * sizeof(float));
-        const Said said = one_word<Kind>(last_grad, last_momentum, span.betas);
-        std::memcpy(momentum, last_momentum, rest * sizeof(float));
+        std::memcpy(last_momentum, momentum, rest * sizeof(Kept));
+        const Said said = one_word<Kind>(last_grad, last_momentum, span.betas, Momentum(span, whole));
+        std::memcpy(momentum, last_momentum, rest * sizeof(Kept));
         put(span, whole, said, (uint64_t{1} << rest) - 1);
         finite &= said.finite;
     }
     return finite == ~uint64_t{0};
 }
 
-bool ballot(const BallotSpan& span) {
-    if (!span.grad) return ballot_of<NoGradient>(span);
+template <class Momentum>
+bool ballot_with(const BallotSpan& span) {
+    if (!span.grad) return ballot_of<NoGradient, Momentum>(span);
     switch (span.dtype) {
-        case dlion::BFLOAT16: return ballot_of<Bfloat16>(span);
-        case dlion::FLOAT16: return ballot_of<Float16>(span);
-        default: return ballot_of<Float32>(span);
+        case dlion::BFLOAT16: return ballot_of<Bfloat16, Momentum>(span);
+        case dlion::FLOAT16: return ballot_of<Float16, Momentum>(span);
+        default: return ballot_of<Float32, Momentum>(span);
     }
+}
+
+bool ballot(const BallotSpan& span) {
+    return span.momentum_dtype == dlion::BFLOAT16 ? ballot_with<NarrowMomentum>(span) : ballot_with<WideMomentum>(span);
 }
 
 }  // namespace

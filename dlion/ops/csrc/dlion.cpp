@@ -110,7 +110,7 @@ char* at(int64_t address, int64_t element, int64_t dtype) {
 using namespace dlion;
 
 // Raised with every change of this interface, so that a library left over from another version is not called.
-DLION_PUBLIC int dlion_interface() { return 1; }
+DLION_PUBLIC int dlion_interface() { return 2; }
 
 // The instruction set in use.
 DLION_PUBLIC const char* dlion_path() { return in_use().name; }
@@ -123,11 +123,13 @@ DLION_PUBLIC int dlion_use_path(const char* name) {
 }
 
 // `betas` holds keep1, take1, keep2, take2 of each group; `words` is u64[planes, bucket_words], planes "positive" alone,
-// or "nonzero" and "positive". A missing gradient has address 0.
+// or "nonzero" and "positive". `dtypes` are those of the gradients, one that is missing has address 0; `narrow` is 1
+// where the momentum is bfloat16, 0 where it is float32.
 DLION_PUBLIC int dlion_ballot(const int64_t* grads, const int64_t* momenta, const int64_t* numels,
                               const int64_t* offsets, const int64_t* dtypes, const int64_t* groups, int64_t count,
-                              const float* betas, int64_t group_count, uint64_t* words, int64_t planes,
-                              int64_t bucket_words, uint64_t first_word, uint64_t t, uint64_t rank, int threads) try {
+                              const int64_t* narrow, const float* betas, int64_t group_count, uint64_t* words,
+                              int64_t planes, int64_t bucket_words, uint64_t first_word, uint64_t t, uint64_t rank,
+                              int threads) try {
     Pieces pieces{grads, numels, offsets, dtypes, groups, count, {}};
     if (!pieces.fit(bucket_words, group_count)) return BAD_PIECE;
     const Path& chosen = in_use();
@@ -139,7 +141,8 @@ DLION_PUBLIC int dlion_ballot(const int64_t* grads, const int64_t* momenta, cons
             BallotSpan span{};
             span.grad = grads[k] ? at(grads[k], from, dtypes[k]) : nullptr;
             span.dtype = (Dtype)dtypes[k];
-            span.momentum = (float*)at(momenta[k], from, FLOAT32);
+            span.momentum_dtype = narrow[k] ? BFLOAT16 : FLOAT32;
+            span.momentum = at(momenta[k], from, span.momentum_dtype);
             span.numel = numel;
             span.betas = {scalars[0], scalars[1], scalars[2], scalars[3]};
             span.nonzero = planes == 2 ? words + word : nullptr;

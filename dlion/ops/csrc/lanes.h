@@ -159,4 +159,25 @@ DLION_INLINE uint64_t mix64(uint64_t a, uint64_t word, uint64_t r) {
     return finalise((finalise((finalise(a + GOLDEN) ^ word) + GOLDEN) ^ r) + GOLDEN);
 }
 
+// 16 random bits for each element of a word: lane e % 4 of the hash of (t // 2, e // 4, key), element e of the layout,
+// complemented when t is odd.
+struct Dither {
+    uint16_t random[WORD];
+
+    DLION_INLINE Dither(uint64_t half, bool odd, uint64_t word, uint64_t key) {
+        constexpr int AT_ONCE = sizeof(Q) / sizeof(uint64_t);
+        Q number;
+        for (int i = 0; i < AT_ONCE; ++i) number[i] = i;
+        number += word * (WORD / 4);
+        const Q start = splat(finalise(half + GOLDEN));
+        for (int k = 0; k < WORD / 4; k += AT_ONCE) {
+            Q hash = finalise((finalise((start ^ (number + k)) + GOLDEN) ^ key) + GOLDEN);
+            if (odd) hash = ~hash;
+            write(random + 4 * k, hash);
+        }
+    }
+
+    DLION_INLINE U at(int j) const { return __builtin_convertvector(read<H>(random + j), U); }
+};
+
 }  // namespace

@@ -21,7 +21,8 @@ struct Betas {
 struct BallotSpan {
     const void* grad;  // null: all zero
     Dtype dtype;       // of grad
-    float* momentum;
+    void* momentum;
+    Dtype momentum_dtype;  // FLOAT32 or BFLOAT16
     int64_t numel;
     Betas betas;
     uint64_t* positive;  // words to write

@@ -2,19 +2,18 @@
 
 import statistics
 import time
-from collections.abc import Callable
 
 import torch
 from torch import nn
 
 import dlion
-from dlion.channel import nbytes, voting_groups
+from dlion.channel import Channel, nbytes, voting_groups
 from dlion.header import WORDS
 from dlion.layout import WORD, Layout
 from dlion.train.bench.turns import Table
 from dlion.train.ranks import Ranks
 
-LATENCY_CALLS = 9
+LATENCY_CALLS = 3
 
 
 class BareExchange:
@@ -52,10 +51,10 @@ class BareExchange:
         started = time.perf_counter()
         for ballots, verdict in self._calls:
             if verdict is None:
-                self._voting.ballots.all_gather(ballots)
+                self._voting.ballots.all_gather(ballots).wait()
             else:
-                self._voting.ballots.all_to_all(ballots)
-                self._voting.verdicts.all_gather(verdict)
+                self._voting.ballots.all_to_all(ballots).wait()
+                self._voting.verdicts.all_gather(verdict).wait()
         self.seconds.append(table.timed(time.perf_counter() - started))
 
     @property
@@ -67,27 +66,29 @@ class BareExchange:
         return torch.zeros(WORDS + words, dtype=torch.int64, device=self._voting.ballots.device)
 
 
-def latencies(ranks: Ranks, table: Table) -> dict[str, float]:
-    """Seconds of a call that carries 8 bytes: an all-reduce as DDP makes them, and one of the two calls of a vote."""
-    channel = ranks.channel
-    tiny = torch.zeros(1, dtype=torch.int64, device=channel.device)
-    rows = torch.zeros((channel.size, 1), dtype=torch.int64, device=channel.device)
+class Latencies:
+    """Seconds of calls that carry 8 bytes: an all-reduce as DDP makes them, and one of the two calls of a vote."""
 
-    def exchange() -> None:
-        channel.all_to_all(rows)
-        channel.all_gather(tiny)
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._row = torch.zeros(1, dtype=torch.int64, device=channel.device)
+        self._rows = torch.zeros((channel.size, 1), dtype=torch.int64, device=channel.device)
+        self._all_reduces: list[float] = []
+        self._votes: list[float] = []
 
-    return {
-        "all_reduce": _median_seconds(lambda: channel.sum_(tiny), table),
-        "vote_call": _median_seconds(exchange, table) / 2,
-    }
+    def turn(self, table: Table) -> None:
+        """Make some of these calls, all ranks together."""
+        for _ in range(LATENCY_CALLS):
+            self._channel.barrier()
+            started = time.perf_counter()
+            self._channel.sum_(self._row).wait()
+            between = time.perf_counter()
+            self._channel.all_to_all(self._rows).wait()
+            self._channel.all_gather(self._row).wait()
+            self._all_reduces.append(between - started)
+            self._votes.append((time.perf_counter() - between) / 2)
+        table.timed(0.0)
 
-
-def _median_seconds(call: Callable[[], object], table: Table) -> float:
-    call()
-    times = []
-    for _ in range(LATENCY_CALLS):
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    return table.timed(statistics.median(times))
+    def medians(self) -> dict[str, float]:
+        """Of this rank."""
+        return {"all_reduce": statistics.median(self._all_reduces), "vote_call": statistics.median(self._votes)}

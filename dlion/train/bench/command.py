@@ -53,7 +53,8 @@ def bench(config: BenchConfig, folder: BenchFolder, ranks: Ranks) -> None:
         if ranks.channel.rank == 0:
             result = result_of(config, ranks, measured)
             folder.write(result)
-            show(result, screen)
+            show(result)
+            screen.say(f"written: {folder.figures} and {folder.page}")
         ranks.channel.barrier()
 
 

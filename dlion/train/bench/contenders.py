@@ -23,11 +23,29 @@ POWERSGD_START = 2  # uncompressed steps before: the fewest that warm start and 
 
 
 class Parts(NamedTuple):
-    """Seconds of one step: forward, backward (with what overlaps it), and the optimizer's step."""
+    """Seconds of one step.
+
+    Attributes:
+        forward: the forward pass and the loss.
+        backward: the backward pass, with what waits inside it.
+        update: the optimizer's step.
+        voting: what dlion's phases took inside the backward pass.
+    """
 
     forward: float
     backward: float
     update: float
+    voting: float
+
+    @property
+    def whole(self) -> float:
+        """Of the step."""
+        return self.forward + self.backward + self.update
+
+    @property
+    def compute(self) -> float:
+        """Forward and backward without voting."""
+        return self.forward + self.backward - self.voting
 
 
 @dataclass
@@ -56,24 +74,36 @@ class Contender:
         moments = [_now(batch)]
         loss = loss_of(self.module, batch)
         moments.append(_now(batch))
+        voted = self._voted()
         torch.autograd.backward(loss)
+        voted = self._voted() - voted
         moments.append(_now(batch))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         moments.append(_now(batch))
-        return Parts(*(after - before for before, after in pairwise(moments)))
+        forward, backward, update = (after - before for before, after in pairwise(moments))
+        return Parts(forward, backward, update, voted)
 
     @property
-    def sent(self) -> int | None:
-        """Bytes that this worker has sent so far, where somebody counts them."""
-        return self.optimizer.stats.bytes_sent if isinstance(self.optimizer, dlion.Distributed) else None
+    def voting(self) -> dlion.Distributed | None:
+        """dlion's optimizer, where this is one: it counts bytes and times phases."""
+        return self.optimizer if isinstance(self.optimizer, dlion.Distributed) else None
+
+    def _voted(self) -> float:
+        return sum(self.voting.phases.seconds.values()) if self.voting is not None else 0.0
 
 
 def build(flag: Flag, config: BenchConfig, ranks: Ranks) -> list[Contender]:
     """The contender that a flag names, with a model of its own: of ddp-fp32, one for each bucket size."""
     if flag == "ddp-fp32":
         return [_ddp(config, ranks, cap) for cap in config.bucket_cap_mb]
-    makers = {"no-communication": _alone, "ddp-fp16": _half, "powersgd-2": _powersgd, "dlion": _dlion}
+    makers = {
+        "no-communication": _alone,
+        "ddp-fp16": _half,
+        "powersgd-2": _powersgd,
+        "dlion": _dlion,
+        "dlion-overlap": _overlap,
+    }
     return [makers[flag](config, ranks)]
 
 
@@ -119,10 +149,19 @@ def _powersgd(config: BenchConfig, ranks: Ranks) -> Contender:
 
 
 def _dlion(config: BenchConfig, ranks: Ranks) -> Contender:
+    return _voting("dlion", config, ranks, overlap=False)
+
+
+def _overlap(config: BenchConfig, ranks: Ranks) -> Contender:
+    return _voting("dlion overlap", config, ranks, overlap=True)
+
+
+def _voting(name: str, config: BenchConfig, ranks: Ranks, *, overlap: bool) -> Contender:
     model = dlion.local_gradients(build_gpt(config, ranks.device))
-    optimizer = dlion.DistributedLion(model.named_parameters(), LR, vote=config.vote)
+    optimizer = dlion.DistributedLion(model.named_parameters(), LR, vote=config.vote, overlap=overlap)
     sent = formulas.votes(_size(model), ranks.channel.size, config.vote)
-    return Contender("dlion", model, optimizer, lambda: sent, 3, {"vote": config.vote})
+    notes = {"vote": config.vote, "bucket_bytes": optimizer.options.bucket_bytes}
+    return Contender(name, model, optimizer, lambda: sent, 3, notes)
 
 
 def _replica(config: BenchConfig, ranks: Ranks, cap: float | None = None) -> DistributedDataParallel:

@@ -22,7 +22,7 @@ from dlion.train.ranks import Ranks
 
 Result = dict[str, Any]
 DDP = "ddp fp32"
-VOTING = ("dlion",)
+VOTING = ("dlion", "dlion overlap")
 
 
 def result_of(config: BenchConfig, ranks: Ranks, measured: Measured) -> Result:
@@ -36,7 +36,8 @@ def result_of(config: BenchConfig, ranks: Ranks, measured: Measured) -> Result:
         "seconds": measured.seconds,
         "contenders": {name: _contender(*pair) for name, pair in measured.contenders.items()},
         "interface": _interface(measured.interface),
-        "phases": _phases(measured),
+        "phases": _phases(measured, "dlion"),
+        "overlap_phases": _phases(measured, "dlion overlap"),
         "bare_exchange": {
             "payload": measured.bare.payload,
             "seconds": measured.bare.median,
@@ -93,13 +94,12 @@ def _interface(interface: Interface | None) -> Result | None:
     return None if interface is None else {"name": interface.name, "shared_by": interface.shared_by}
 
 
-def _phases(measured: Measured) -> Result | None:
-    """Seconds of each phase in a mean step of "dlion"."""
-    if "dlion" not in measured.contenders:
+def _phases(measured: Measured, name: str) -> Result | None:
+    """Seconds of each phase in a mean step; compute is forward and backward without what votes inside them."""
+    if name not in measured.contenders:
         return None
-    record = measured.contenders["dlion"][1]
-    parts = record.part_medians
-    return {"compute": parts.forward + parts.backward, **record.phase_medians}
+    record = measured.contenders[name][1]
+    return {"compute": record.part_medians.compute, **record.phase_medians}
 
 
 def _break_even(measured: Measured) -> Result | None:
@@ -108,25 +108,33 @@ def _break_even(measured: Measured) -> Result | None:
     if DDP not in measured.contenders or not voting:
         return None
     name = min(voting, key=lambda one: measured.contenders[one][1].seconds)
-    found = break_even(_ddp_terms(measured), _dlion_terms(measured))
-    return {"contender": name, **found.to_json()}
+    return {"contender": name, **break_even(_ddp_terms(measured, name), _voting_terms(measured, name)).to_json()}
 
 
-def _ddp_terms(measured: Measured) -> Terms:
+def _ddp_terms(measured: Measured, voting: str) -> Terms:
+    """DDP's own compute cannot be told from its waiting, so it is taken from the contender that votes."""
     ddp, record = measured.contenders[DDP]
-    alone = measured.contenders["dlion"][1].part_medians  # its backward pass waits for nobody
+    alone = measured.contenders[voting][1].part_medians
     calls = ddp_calls(measured.parameters, ddp.notes["bucket_cap_mb"])
-    local = alone.forward + alone.backward + record.part_medians.update
-    return Terms(local, ddp.bytes_by_formula(), calls * measured.latencies["all_reduce"], alone.backward)
+    return Terms(
+        local=alone.compute + record.part_medians.update,
+        bytes_sent=ddp.bytes_by_formula(),
+        delay=calls * measured.latencies["all_reduce"],
+        hidden=alone.compute - alone.forward,
+    )
 
 
-def _dlion_terms(measured: Measured) -> Terms:
-    contender, record = measured.contenders["dlion"]
-    parts = record.part_medians
-    waited = record.phase_medians.get("wait", measured.bare.median)
-    local = parts.forward + parts.backward + max(0.0, parts.update - waited)
-    calls = measured.bare.calls
-    return Terms(local, contender.bytes_by_formula(), calls * measured.latencies["vote_call"], 0.0)
+def _voting_terms(measured: Measured, name: str) -> Terms:
+    contender, record = measured.contenders[name]
+    parts, overlapping = record.part_medians, name != "dlion"
+    # with overlap all buckets are under way at once, and only a bucket's own calls wait for each other
+    calls = min(measured.bare.calls, 2) if overlapping else measured.bare.calls
+    return Terms(
+        local=parts.whole - record.phase_medians["wait"],
+        bytes_sent=contender.bytes_by_formula(),
+        delay=calls * measured.latencies["vote_call"],
+        hidden=parts.compute - parts.forward if overlapping else 0.0,
+    )
 
 
 def _median(values: list[float]) -> float | None:

@@ -3,7 +3,7 @@
 import gc
 from dataclasses import dataclass
 
-from dlion.train.bench.bare import BareExchange, latencies
+from dlion.train.bench.bare import BareExchange, Latencies
 from dlion.train.bench.contenders import Contender, build
 from dlion.train.bench.interface import Interface, interface_of
 from dlion.train.bench.model import batch_of, build_gpt
@@ -45,8 +45,8 @@ def measure(config: BenchConfig, ranks: Ranks, screen: Display) -> Measured:
     bare = BareExchange(ranks, model, config.vote)
     del model
     bare.turn(table)
-    bare.seconds.clear()
-    delays = latencies(ranks, table)
+    bare.seconds.clear()  # the first makes connections
+    latencies = Latencies(ranks.channel)
     entered = [_enter(build(flag, config, ranks), table, config.seconds, screen) for flag in config.contenders]
     records = [Record() for _ in entered]
     rounds = longest = 0.0
@@ -55,10 +55,11 @@ def measure(config: BenchConfig, ranks: Ranks, screen: Display) -> Measured:
         for (contender, estimate), record in zip(entered, records, strict=True):
             table.turn(contender, max(1, min(MOST_STEPS, int(TURN_SECONDS / estimate))), record)
         bare.turn(table)
+        latencies.turn(table)
         longest = max(longest, table.elapsed - began)
         rounds += 1
     found = {one.name: (one, record) for (one, _), record in zip(entered, records, strict=True)}
-    return Measured(parameters, found, bare, delays, interface, int(rounds), table.elapsed)
+    return Measured(parameters, found, bare, latencies.medians(), interface, int(rounds), table.elapsed)
 
 
 def _enter(candidates: list[Contender], table: Table, seconds: float, screen: Display) -> tuple[Contender, float]:

@@ -44,6 +44,14 @@ def duration(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
+def volume(nbytes: float) -> str:
+    """'29.4 MB', '919 kB', '0 B'."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.3g} B"
+
+
 def rate(mbit_per_s: float) -> str:
     """'93 Mbit/s', '1.2 Gbit/s'."""
     if mbit_per_s >= 1000:

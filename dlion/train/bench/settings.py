@@ -10,8 +10,8 @@ from cyclopts import Parameter
 from dlion.train.config import require
 
 HEAD = 64  # width of an attention head
-Flag = Literal["no-communication", "ddp-fp32", "ddp-fp16", "powersgd-2", "dlion"]
-FLAGS: tuple[Flag, ...] = ("no-communication", "ddp-fp32", "ddp-fp16", "powersgd-2", "dlion")
+Flag = Literal["no-communication", "ddp-fp32", "ddp-fp16", "powersgd-2", "dlion", "dlion-overlap"]
+FLAGS: tuple[Flag, ...] = ("no-communication", "ddp-fp32", "ddp-fp16", "powersgd-2", "dlion", "dlion-overlap")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,24 +73,23 @@ class Table:
             Stopped: on every rank after the same turn, when a signal came to one of them.
         """
         channel = self._ranks.channel
-        phases = getattr(contender.optimizer, "phases", None)
-        sent = contender.sent
+        voting = contender.voting
+        sent = voting.stats.bytes_sent if voting is not None else 0
         before = self._read()
         channel.barrier()  # nobody's first step is counted before everybody has read
-        if phases is not None:
-            phases.start()
+        if voting is not None:
+            voting.phases.start()
         taken = [contender.step(self._batch) for _ in range(steps)]
-        if phases is not None:
-            phases.stop()
         channel.barrier()
         after = self._read()
-        if sent is not None and contender.sent is not None:
-            record.sent.append((contender.sent - sent) / steps)
+        spent = None
+        if voting is not None:
+            record.sent.append((voting.stats.bytes_sent - sent) / steps)
+            spent = {name: seconds / steps for name, seconds in voting.phases.seconds.items()}
         if self._interface is not None:
             moved = [(new - old) / steps / self._interface.shared_by for new, old in zip(after, before, strict=True)]
             record.interface_sent.append(moved[0])
             record.interface_received.append(moved[1])
-        spent = {name: seconds / steps for name, seconds in phases.seconds.items()} if phases is not None else None
         self._agree(taken, spent, record)
 
     def timed(self, seconds: float) -> float:
@@ -99,8 +98,9 @@ class Table:
 
     def _agree(self, taken: list[Parts], phases: dict[str, float] | None, record: Record) -> None:
         facts = self._gather({"steps": taken, "phases": phases})
-        record.steps += [max(map(sum, step)) for step in zip(*(fact["steps"] for fact in facts), strict=True)]
-        every = [step for fact in facts for step in fact["steps"]]
+        taken_by_rank = [[Parts(*step) for step in fact["steps"]] for fact in facts]
+        record.steps += [max(one.whole for one in step) for step in zip(*taken_by_rank, strict=True)]
+        every = [step for steps in taken_by_rank for step in steps]
         record.parts.append(Parts(*map(statistics.fmean, zip(*every, strict=True))))
         if phases is not None:
             spent = [fact["phases"] for fact in facts]
