@@ -28,7 +28,7 @@ FAILED, USER_ERROR, SKIPPED = 1, 2, 77
 def run_experiments(
     experiments: Sequence[Experiment],
     folder: Path,
-    measure: Callable[[Experiment], Record],
+    measure: Callable[[Experiment, int], Record],
     *,
     limit_seconds: float = math.inf,
     say: Callable[[str], None] = print,
@@ -46,7 +46,7 @@ def run_experiments(
         say(f"[{number}/{len(experiments)}] {experiment.name}: {experiment.title}")
         started = clock()
         try:
-            runs = [measure(experiment) for _ in range(experiment.runs)]
+            runs = [measure(experiment, run) for run in range(1, experiment.runs + 1)]
         except (LinkError, WorkerError, RefusedError) as error:
             say(f"network.py: {experiment.name} gives no figure: {error}")
             complete = False

@@ -2,8 +2,8 @@
 
 import json
 import os
+import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -15,11 +15,13 @@ from links import Place, bits_per_second, burst_bytes
 from workers import run_workers
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "bench-runs"  # where `dlion bench` writes too: every run's page may be looked at
 Record = dict[str, Any]
 
 # The defaults of `dlion bench` are the model of the targets: a GPT of 4.9 M parameters, 2 x 64 tokens a worker.
 BENCH = ("-m", "dlion", "bench")
 WIRE = ("bench/wire.py",)
+FEW = "--contenders no-communication ddp-fp32 powersgd-2 dlion dlion-overlap"
 
 
 class RefusedError(Exception):
@@ -74,13 +76,12 @@ EXPERIMENTS = (
     bytes_of("majority", 16),
     steps("loopback", "loopback", "loopback", "--seconds 25"),
     steps("1gbit", "1 Gbit/s", "1gbit", "--seconds 30"),
-    steps("100mbit", "100 Mbit/s", "100mbit", "--seconds 60", seconds=180.0),
+    steps("100mbit", "100 Mbit/s", "100mbit", "--seconds 90", seconds=240.0),
     # Four times as many sequences: a backward pass four times as long, and the same bytes.
-    steps(
-        "100mbit-long", "100 Mbit/s, four times the batch", "100mbit", "--batch-size 8 --bucket-cap-mb 5", seconds=180.0
-    ),
-    # A step of DDP takes 25 s here: one run, one bucket size, and as few steps as `dlion bench` takes.
-    steps("10mbit", "10 Mbit/s", "10mbit", "--bucket-cap-mb 25 --seconds 60", runs=1, seconds=540.0),
+    steps("100mbit-long", "100 Mbit/s, batch of 8", "100mbit", f"--batch-size 8 --bucket-cap-mb 5 --seconds 60 {FEW}"),
+    # A step of DDP takes 25 s here, and so does each copy of the model at the start: one run, one bucket size, and as
+    # few rounds as `dlion bench` takes.
+    steps("10mbit", "10 Mbit/s", "10mbit", f"--bucket-cap-mb 25 --seconds 60 {FEW}", runs=1, seconds=600.0),
 )
 
 
@@ -118,17 +119,19 @@ def places_of(experiment: Experiment) -> AbstractContextManager[list[Place]]:
     return links.shaped(experiment.workers, experiment.link)
 
 
-def measure(experiment: Experiment) -> Record:
-    """One run: the figures of all ranks (wire.py), or bench.json (dlion bench).
+def measure(experiment: Experiment, run: int) -> Record:
+    """One run: the figures of all ranks (wire.py), or bench.json (dlion bench). Its folder stays in bench-runs/.
 
     Raises: LinkError, WorkerError; RefusedError when the link was slower on paper than in fact.
     """
-    with tempfile.TemporaryDirectory(prefix="dlion-network-") as home, places_of(experiment) as places:
-        out = Path(home) / "figures"
-        python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, *experiment.command, "--out", str(out)]
-        run_workers(places, command, experiment.seconds, {"PYTHONPATH": python_path})
-        figures = read_figures(out, experiment.workers)
+    out = PAGES / f"network-{experiment.name}-{run}"
+    shutil.rmtree(out, ignore_errors=True)  # of an earlier call; its figures are in the results
+    PAGES.mkdir(exist_ok=True)
+    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, *experiment.command, "--out", str(out.relative_to(ROOT))]
+    with places_of(experiment) as places:
+        run_workers(places, command, experiment.seconds, {"PYTHONPATH": python_path}, ROOT)
+    figures = read_figures(out, experiment.workers)
     check_link(experiment, figures)
     return figures
 

@@ -39,7 +39,11 @@ def environment(places: Sequence[Place], rank: int, extra: Mapping[str, str]) ->
 
 
 def run_workers(
-    places: Sequence[Place], command: Sequence[str], seconds: float, extra: Mapping[str, str] | None = None
+    places: Sequence[Place],
+    command: Sequence[str],
+    seconds: float,
+    extra: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> None:
     """Run `command` once in every place, with RANK, WORLD_SIZE and what else torch.distributed reads.
 
@@ -50,13 +54,14 @@ def run_workers(
         command: the same for all.
         seconds: limit for all of them together.
         extra: more environment variables.
+        folder: where they run; None: here.
 
     Raises:
         WorkerError: names the first rank that failed, or those that had not ended after `seconds`. The others have
             been ended by then.
     """
-    with tempfile.TemporaryDirectory(prefix="dlion-workers-") as folder, ExitStack() as stack:
-        logs = [Path(folder) / f"rank-{rank}" for rank in range(len(places))]
+    with tempfile.TemporaryDirectory(prefix="dlion-workers-") as kept, ExitStack() as stack:
+        logs = [Path(kept) / f"rank-{rank}" for rank in range(len(places))]
         workers: list[subprocess.Popen[bytes]] = []
         stack.callback(_end, workers)
         for rank, place in enumerate(places):
@@ -65,6 +70,7 @@ def run_workers(
                 subprocess.Popen(
                     # Even if this process is killed, no worker stays behind.
                     ["setpriv", "--pdeathsig", "SIGKILL", *place.enter, *command],
+                    cwd=folder,
                     env=environment(places, rank, extra or {}),
                     stdin=subprocess.DEVNULL,
                     stdout=None if rank == 0 else log,

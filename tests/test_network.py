@@ -65,7 +65,7 @@ def test_a_run_faster_than_its_link_is_refused() -> None:
 
 
 def test_what_is_refused_or_fails_leaves_no_figure_and_the_rest_goes_on(tmp_path: Path) -> None:
-    def measure(one: Experiment) -> Record:
+    def measure(one: Experiment, run: int) -> Record:
         if one.name == "1gbit":
             raise RefusedError("too fast")
         if one.name == "tensors":
@@ -90,7 +90,7 @@ def test_no_experiment_begins_when_the_time_is_up(tmp_path: Path) -> None:
     now = iter([0.0, 1.0, 2.0, 61.0, 61.0, 61.0])
     chosen = [experiment("1gbit"), experiment("100mbit")]
     assert not network.run_experiments(
-        chosen, tmp_path, lambda one: bench_run(), limit_seconds=60, say=said.append, clock=lambda: next(now)
+        chosen, tmp_path, lambda one, run: bench_run(), limit_seconds=60, say=said.append, clock=lambda: next(now)
     )
     assert [path.name for path in tmp_path.iterdir()] == ["1gbit.json"]
     assert said[-1] == "Time is up with 1 experiments to go: the same command goes on."
@@ -102,7 +102,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., in
     (tmp_path / "bench" / "results").mkdir(parents=True)
     monkeypatch.setattr(network, "ROOT", tmp_path)
     monkeypatch.setattr(network, "missing", lambda: None)
-    monkeypatch.setattr(network, "measure", lambda one: bench_run())
+    monkeypatch.setattr(network, "measure", lambda one, run: bench_run())
     return lambda *arguments: network.main(arguments)
 
 
@@ -188,7 +188,10 @@ def test_bytes_are_held_to_the_formula_and_headers_to_theirs() -> None:
     assert "| 4 | majority | 1,000 | 1,010 | 1.00% | 1,066 | 5.5% | yes |" in rows
     assert "| 8 | majority | 1,000 | 1,030 | 3.00% | 1,087 | 5.5% | **no** |" in rows
     assert "| 2 | majority | not measured |  |  |  |  |  |" in rows
-    assert rows[-1] == "Bytes of a worker, 16 workers / 4 workers: 1.255 (target ≤ 1.26: reached)."
+    assert rows[-1] == (
+        "Bytes that a worker sends among 16 workers / among 4: 1.255 without headers (target ≤ 1.26, the formula's is "
+        "1.25: reached), 1.255 with them."
+    )
     results["bytes-majority-4"]["figures"]["runs"][0]["ranks"][0]["interface_sent"] = 2_000.0
     assert "**no**" in network_table.bytes_rows(results)[3]  # headers that no packets explain
 
