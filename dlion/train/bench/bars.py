@@ -22,21 +22,22 @@ LOOKS = {
     "tally": ("#009e73", "...."),
     "apply": ("#cc79a7", "xxxx"),
 }
+ABOVE: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "handlelength": 1.6}
 WIDTH, ROW, REST = 7.2, 0.42, 0.9  # inches
 ROOM = 1.22  # of the axis beyond the longest bar, for its value
 
 
 def steps(result: Result) -> str:
-    """Seconds of a step by contender: median, and a line from the tenth to the ninetieth percentile."""
+    """Seconds of a step by contender: the median, and a line that holds the middle half of the steps."""
     contenders = result["contenders"]
+    quarters = {name: np.percentile(found["steps"], [25, 75]) for name, found in contenders.items()}
 
     def paint(axes: Axes) -> None:
         for place, (name, found) in enumerate(contenders.items()):
             axes.barh(place, found["seconds"], 0.62, color=VOTING if name.startswith("dlion") else OTHER)
-            low, high = np.percentile(found["steps"], [10, 90])
-            axes.plot([low, high], [place, place], color=INK, linewidth=1)
-            _value(axes, place, max(high, found["seconds"]), duration(found["seconds"]))
-        _rows(axes, list(contenders), max(max(found["seconds"] for found in contenders.values()), 1e-9))
+            axes.plot(quarters[name], [place, place], color=INK, linewidth=1)
+            _value(axes, place, quarters[name][1], duration(found["seconds"]))
+        _rows(axes, list(contenders), max(high for _, high in quarters.values()))
         axes.set_xlabel("seconds a step")
 
     return _drawn(paint, "steps", "seconds of a step by contender", len(contenders))
@@ -59,7 +60,7 @@ def phases(result: Result) -> str:
             _value(axes, place, left, duration(left))
         _rows(axes, list(shown), max(sum(spent.values()) for spent in shown.values()))
         axes.set_xlabel("seconds a step")
-        axes.legend(ncols=len(LOOKS), loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, handlelength=1.4)
+        axes.legend(ncols=len(LOOKS), **ABOVE)
 
     return _drawn(paint, "phases", "seconds by phase", len(shown) + 1)
 
@@ -82,9 +83,9 @@ def traffic(result: Result) -> str:
         longest = max(max(found["sent_by_formula"], found["interface_sent"] or 0) for found in contenders.values())
         _rows(axes, list(contenders), max(longest / 1e6, 1e-9))
         axes.set_xlabel("MB that each worker sends in a step")
-        axes.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, handlelength=1.4)
+        axes.legend(ncols=2, **ABOVE)
 
-    return _drawn(paint, "traffic", "megabytes sent in a step by contender", 1.6 * len(contenders) + 1)
+    return _drawn(paint, "traffic", "megabytes sent in a step by contender", 1.2 * len(contenders) + 1)
 
 
 def bandwidths(result: Result) -> str:
@@ -109,7 +110,7 @@ def bandwidths(result: Result) -> str:
         axes.set_yscale("log")
         axes.set_xlabel("Mbit/s")
         axes.set_ylabel("seconds a step, by the model")
-        axes.legend()
+        axes.legend(ncols=2, **ABOVE)
 
     return drawing(paint, "bandwidths", "the model's seconds of a step against bandwidth", (WIDTH, 3.4))
 
@@ -131,6 +132,7 @@ def _rows(axes: Axes, names: list[str], longest: float) -> None:
     axes.set_xlim(0, ROOM * longest)
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
+    axes.set_axisbelow(True)
     axes.spines["left"].set_visible(False)
 
 

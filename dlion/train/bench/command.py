@@ -36,10 +36,11 @@ def run(config: BenchConfig, out: Path | None) -> int:
         folder = BenchFolder.claim(out, _stem(workers))
         try:
             failure = ranks.run(partial(bench, config, folder))
+            more = failure.keep(folder.failure_log) if failure is not None else ""
         finally:
             folder.leave()
     if failure is not None:
-        print(f"dlion: rank {failure.rank} failed: {failure.cause}", file=sys.stderr)
+        print(f"dlion: rank {failure.rank} failed: {failure.cause} ({more})", file=sys.stderr)
         return 1
     return ranks.status
 

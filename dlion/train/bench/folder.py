@@ -36,11 +36,18 @@ class BenchFolder:
 
     @property
     def figures(self) -> Path:
+        """What was measured."""
         return self.path / "bench.json"
 
     @property
     def page(self) -> Path:
+        """The same for readers."""
         return self.path / "index.html"
+
+    @property
+    def failure_log(self) -> Path:
+        """Why there is neither."""
+        return self.path / "failure.log"
 
     def write(self, result: dict[str, Any]) -> None:
         """Write both files."""

@@ -27,7 +27,7 @@ def page_of(result: Result) -> bytes:
         _section(
             "Seconds a step",
             bars.steps(result),
-            "<p>Median of the slowest worker's steps; the line goes from the tenth to the ninetieth percentile.</p>",
+            "<p>Median of the slowest worker's steps; the line holds the middle half of them.</p>",
         ),
         _section("Where a vote's step spends them", bars.phases(result)),
         _section("Bytes", bars.traffic(result)),
@@ -63,8 +63,8 @@ def _facts(result: Result) -> list[tuple[str, str]]:
         if name in _told(result)
     ]
     if even is not None and even["mbit_per_s"] is not None:
-        found.append(("below it voting pays, by the model", rate(even["mbit_per_s"])))
-    return [*found, ("of a vote's bytes alone on this network", rate(bare["mbit_per_s"]))]
+        found.append(("break-even bandwidth, by the model", rate(even["mbit_per_s"])))
+    return [*found, ("bare exchange on this network", rate(bare["mbit_per_s"]))]
 
 
 def _told(result: Result) -> tuple[str, ...]:
