@@ -71,13 +71,7 @@ def _agree_on_run(config: TrainConfig, place: Place, channel: Channel) -> Job | 
 
 def _blame(failure: Failure, job: Job) -> str:
     """One sentence about the rank that failed; what it wrote to stderr goes to the run's failure.log."""
-    log = job.folder.failure_log
-    said = f"rank {failure.rank}: {failure.cause}\n\n{failure.details}"
-    try:
-        log.write_text(said, encoding="utf-8", errors="backslashreplace")
-        more = f"more in {log}"
-    except OSError as problem:  # the folder is gone or its disk full: often the reason itself
-        more = f"{log} could not be written: {problem.strerror}"
+    more = failure.keep(job.folder.failure_log)
     saved = (
         f"; go on with: dlion train --resume {job.folder.path}" if any(job.folder.checkpoints.glob("step-*")) else ""
     )

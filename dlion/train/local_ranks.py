@@ -35,6 +35,15 @@ class Failure:
     cause: str
     details: str
 
+    def keep(self, log: Path) -> str:
+        """Write everything to `log`; where to find it, for readers."""
+        text = f"rank {self.rank}: {self.cause}\n\n{self.details}"
+        try:
+            log.write_text(text, encoding="utf-8", errors="backslashreplace")
+        except OSError as problem:  # the folder is gone or its disk full: often the reason itself
+            return f"{log} could not be written: {problem.strerror}"
+        return f"more in {log}"
+
 
 @dataclass(frozen=True)
 class LocalRanks:

@@ -36,10 +36,11 @@ def run(config: BenchConfig, out: Path | None) -> int:
         folder = BenchFolder.claim(out, _stem(workers))
         try:
             failure = ranks.run(partial(bench, config, folder))
+            more = failure.keep(folder.failure_log) if failure is not None else ""
         finally:
             folder.leave()
     if failure is not None:
-        print(f"dlion: rank {failure.rank} failed: {failure.cause}", file=sys.stderr)
+        print(f"dlion: rank {failure.rank} failed: {failure.cause} ({more})", file=sys.stderr)
         return 1
     return ranks.status
 
@@ -53,7 +54,8 @@ def bench(config: BenchConfig, folder: BenchFolder, ranks: Ranks) -> None:
         if ranks.channel.rank == 0:
             result = result_of(config, ranks, measured)
             folder.write(result)
-            show(result, screen)
+            show(result)
+            screen.say(f"written: {folder.figures} and {folder.page}")
         ranks.channel.barrier()
 
 

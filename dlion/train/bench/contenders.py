@@ -58,7 +58,7 @@ class Contender:
         optimizer: what steps.
         bytes_by_formula: bytes that each worker sends in a step; asked after the last step.
         warm_up: steps before the first that counts: DDP lays out its buckets anew after one, PowerSGD begins with
-            uncompressed ones, dlion compares gradients in the first three.
+            uncompressed ones, dlion compares gradients in the first three. The last of them says how long a step is.
         notes: options that the results name.
     """
 
@@ -145,7 +145,7 @@ def _powersgd(config: BenchConfig, ranks: Ranks) -> Contender:
         "min_compression_rate": state.min_compression_rate,
         "bucket_cap_mb": model.bucket_bytes_cap / 2**20,
     }
-    return Contender(f"powersgd {POWERSGD_RANK}", model, _adamw(model), sent, POWERSGD_START + 1, notes)
+    return Contender(f"powersgd {POWERSGD_RANK}", model, _adamw(model), sent, POWERSGD_START + 2, notes)
 
 
 def _dlion(config: BenchConfig, ranks: Ranks) -> Contender:
@@ -161,7 +161,7 @@ def _voting(name: str, config: BenchConfig, ranks: Ranks, *, overlap: bool) -> C
     optimizer = dlion.DistributedLion(model.named_parameters(), LR, vote=config.vote, overlap=overlap)
     sent = formulas.votes(_size(model), ranks.channel.size, config.vote)
     notes = {"vote": config.vote, "bucket_bytes": optimizer.options.bucket_bytes}
-    return Contender(name, model, optimizer, lambda: sent, 3, notes)
+    return Contender(name, model, optimizer, lambda: sent, 4, notes)
 
 
 def _replica(config: BenchConfig, ranks: Ranks, cap: float | None = None) -> DistributedDataParallel:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlion.train.bench.page import page_of
 from dlion.train.runs import first_free, write_whole
 
 RUNS = Path("bench-runs")
@@ -35,15 +36,23 @@ class BenchFolder:
 
     @property
     def figures(self) -> Path:
+        """What was measured."""
         return self.path / "bench.json"
 
     @property
     def page(self) -> Path:
+        """The same for readers."""
         return self.path / "index.html"
+
+    @property
+    def failure_log(self) -> Path:
+        """Why there is neither."""
+        return self.path / "failure.log"
 
     def write(self, result: dict[str, Any]) -> None:
         """Write both files."""
         write_whole(self.figures, (json.dumps(result, indent=2, allow_nan=False) + "\n").encode())
+        write_whole(self.page, page_of(result))
 
     def leave(self) -> None:
         """Remove the folder if nothing was written."""

@@ -7,12 +7,14 @@ from dlion.train.bench.bare import BareExchange, Latencies
 from dlion.train.bench.contenders import Contender, build
 from dlion.train.bench.interface import Interface, interface_of
 from dlion.train.bench.model import batch_of, build_gpt
+from dlion.train.bench.sentence import duration
 from dlion.train.bench.settings import BenchConfig
 from dlion.train.bench.turns import Record, Table
 from dlion.train.progress import Display
 from dlion.train.ranks import Ranks
 
 TURN_SECONDS = 0.5
+TOLD_SECONDS = 10.0  # rounds that take longer are told one by one
 MOST_STEPS = 5
 LEAST_ROUNDS = 3
 TRIALS = 5
@@ -42,36 +44,40 @@ def measure(config: BenchConfig, ranks: Ranks, screen: Display) -> Measured:
     table = Table(ranks, batch_of(config, ranks.channel.rank, ranks.device), interface)
     model = build_gpt(config, ranks.device)
     parameters = sum(param.numel() for param in model.parameters())
-    bare = BareExchange(ranks, model, config.vote)
+    bare, latencies = BareExchange(ranks, model, config.vote), Latencies(ranks.channel)
     del model
     bare.turn(table)
     bare.seconds.clear()  # the first makes connections
-    latencies = Latencies(ranks.channel)
-    entered = [_enter(build(flag, config, ranks), table, config.seconds, screen) for flag in config.contenders]
-    records = [Record() for _ in entered]
-    rounds = longest = 0.0
+    entered = []
+    for flag in config.contenders:
+        chosen, estimate = _enter(build(flag, config, ranks), table, config.seconds)
+        gc.collect()  # models and buckets of those that were not chosen
+        screen.say(f"{table.elapsed:6.1f} s  {chosen.name}: warmed up, about {duration(estimate)} a step")
+        entered.append((chosen, max(1, min(MOST_STEPS, int(TURN_SECONDS / estimate))), Record()))
+    rounds, longest = 0, 0.0
     while rounds < LEAST_ROUNDS or table.elapsed + longest < config.seconds:
         began = table.elapsed
-        for (contender, estimate), record in zip(entered, records, strict=True):
-            table.turn(contender, max(1, min(MOST_STEPS, int(TURN_SECONDS / estimate))), record)
+        for contender, steps, record in entered:
+            table.turn(contender, steps, record)
         bare.turn(table)
         latencies.turn(table)
-        longest = max(longest, table.elapsed - began)
-        rounds += 1
-    found = {one.name: (one, record) for (one, _), record in zip(entered, records, strict=True)}
-    return Measured(parameters, found, bare, latencies.medians(), interface, int(rounds), table.elapsed)
+        rounds, taken = rounds + 1, table.elapsed - began
+        longest = max(longest, taken)
+        if rounds == 1 or taken > TOLD_SECONDS:
+            screen.say(f"{table.elapsed:6.1f} s  round {rounds} took {duration(taken)}")
+    found = {contender.name: (contender, record) for contender, _, record in entered}
+    return Measured(parameters, found, bare, latencies.medians(), interface, rounds, table.elapsed)
 
 
-def _enter(candidates: list[Contender], table: Table, seconds: float, screen: Display) -> tuple[Contender, float]:
-    """Warm up the candidates for one place and keep the quickest; the contender and the seconds of one of its steps."""
+def _enter(candidates: list[Contender], table: Table, seconds: float) -> tuple[Contender, float]:
+    """Warm up the candidates for one place and choose the quickest; the contender and the seconds of its step."""
     trials = []
     for candidate in candidates:
         warm_up = Record()
         table.turn(candidate, candidate.warm_up, warm_up)
         trials.append(Record(steps=warm_up.steps[-1:]))
     if len(candidates) > 1:
-        for trial in trials:
-            trial.steps.clear()
+        trials = [Record() for _ in candidates]
         until = table.elapsed + seconds * TRIAL_SHARE
         for _ in range(TRIALS):
             for candidate, trial in zip(candidates, trials, strict=True):
@@ -79,8 +85,4 @@ def _enter(candidates: list[Contender], table: Table, seconds: float, screen: Di
             if table.elapsed > until:
                 break
     best = min(range(len(candidates)), key=lambda k: trials[k].seconds)
-    chosen, taken = candidates[best], trials[best].seconds
-    screen.say(f"{table.elapsed:6.1f} s  {chosen.name}: warmed up, about {taken:.3g} s a step")
-    candidates[:] = [chosen]  # the others' models and buckets are let go
-    gc.collect()
-    return chosen, taken
+    return candidates[best], trials[best].seconds

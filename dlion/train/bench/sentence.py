@@ -16,8 +16,8 @@ def sentence(result: dict[str, Any]) -> str:
 def _here(name: str, voted: float, averaged: float) -> str:
     steps = f"a step takes {duration(voted)} with {name} and {duration(averaged)} with DDP in fp32"
     if averaged >= voted:
-        return f"Voting pays here, by a factor of {averaged / voted:.2f}: {steps}"
-    return f"Voting does not pay here, by a factor of {voted / averaged:.2f}: {steps}"
+        return f"Voting pays here, by a factor of {averaged / voted:.3g}: {steps}"
+    return f"Voting does not pay here, by a factor of {voted / averaged:.3g}: {steps}"
 
 
 def _elsewhere(even: dict[str, Any]) -> str:
@@ -34,7 +34,7 @@ def _powersgd(name: str, contenders: dict[str, Any]) -> str:
         return ""
     theirs = contenders[quicker[0]]["seconds"]
     factor, rank = contenders[name]["seconds"] / theirs, quicker[0].split()[1]
-    return f"; PowerSGD of rank {rank} is {factor:.2f} times as quick as {name}, {duration(theirs)} a step"
+    return f"; PowerSGD of rank {rank} is {factor:.3g} times as quick as {name}, {duration(theirs)} a step"
 
 
 def duration(seconds: float) -> str:
@@ -42,6 +42,14 @@ def duration(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{1e3 * seconds:.3g} ms"
+
+
+def volume(nbytes: float) -> str:
+    """'29.4 MB', '919 kB', '0 B'."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.3g} B"
 
 
 def rate(mbit_per_s: float) -> str:

@@ -1,0 +1,81 @@
+"""index.html: one file that opens offline, with the bars and the figures of a measurement."""
+
+import html
+from typing import Any
+
+from dlion.train.bench import bars
+from dlion.train.bench.sentence import duration, rate
+from dlion.train.bench.table import COLUMNS, cells
+from dlion.train.page import facts, page, table
+
+Result = dict[str, Any]
+
+MODEL = """<p>The model: seconds of a step = local work + max(0, bytes / bandwidth + calls · latency − hidden). Local
+work, latency and the backward pass are of this run; bytes are by formula. What overlaps the backward pass is hidden as
+long as that takes. DDP is granted this at no cost to its computation, so its real steps are slower than the line, and
+voting starts to pay earlier.</p>"""
+
+
+def page_of(result: Result) -> bytes:
+    """The page, from what bench.json holds."""
+    title = f"dlion bench, {result['workers']} workers"
+    sections = [
+        f"<h1>{html.escape(title)}</h1>",
+        f"<p>{html.escape(_setting(result))}</p>",
+        facts(_facts(result)),
+        f"<p><b>{html.escape(result['sentence'])}</b></p>",
+        _section(
+            "Seconds a step",
+            bars.steps(result),
+            "<p>Median of the slowest worker's steps; the line holds the middle half of them.</p>",
+        ),
+        _section("Where a vote's step spends them", bars.phases(result)),
+        _section("Bytes", bars.traffic(result)),
+        _section("At other bandwidths", bars.bandwidths(result), MODEL),
+        _section("Figures", _figures(result)),
+        '<div class="tables">',
+        f"<section><h2>Settings</h2>{table(result['settings'])}</section>",
+        f"<section><h2>Environment</h2>{table(result['environment'])}</section>",
+        "</div>",
+    ]
+    return page(title, "\n".join(section for section in sections if section))
+
+
+def _section(title: str, drawn: str, note: str = "") -> str:
+    return f"<h2>{title}</h2>\n{drawn}\n{note}" if drawn else ""
+
+
+def _setting(result: Result) -> str:
+    settings, environment = result["settings"], result["environment"]
+    threads, sequences = environment["threads"], f"{settings['batch_size']} x {settings['tokens']}"
+    return (
+        f"GPT with {result['parameters']:,} parameters, {sequences} tokens a worker; {result['workers']} workers on "
+        f"{environment['device']} with {threads} thread{'s' if threads > 1 else ''} each, {environment['backend']}; "
+        f"{result['rounds']} rounds in {result['seconds']:.0f} s"
+    )
+
+
+def _facts(result: Result) -> list[tuple[str, str]]:
+    bare, even = result["bare_exchange"], result["break_even"]
+    found = [
+        (f"a step of {name}", duration(one["seconds"]))
+        for name, one in result["contenders"].items()
+        if name in _told(result)
+    ]
+    if even is not None and even["mbit_per_s"] is not None:
+        found.append(("break-even bandwidth, by the model", rate(even["mbit_per_s"])))
+    return [*found, ("bare exchange on this network", rate(bare["mbit_per_s"]))]
+
+
+def _told(result: Result) -> tuple[str, ...]:
+    even = result["break_even"]
+    return ("ddp fp32", even["contender"]) if even is not None else ()
+
+
+def _figures(result: Result) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("", *COLUMNS))
+    rows = ""
+    for name in result["contenders"]:
+        figures = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells(result, name))
+        rows += f"<tr><th>{html.escape(name)}</th>{figures}</tr>"
+    return f"<table><tr>{head}</tr>{rows}</table>"
