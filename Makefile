@@ -3,6 +3,7 @@
 #   make test  [ARGS="-k codecs"]                 set up .venv, then run the tests
 #   make check                                    set up .venv, then run ruff and mypy
 #   make sanitize [ARGS="45 7"]                   fuzz the C++ kernels under AddressSanitizer and UBSan (seconds, seed)
+#   make bench [ARGS="--only 100mbit"]            measure on emulated links (root, iproute2), make docs/benchmarks.md's tables
 #   make clean                                    remove .venv and caches (never runs/)
 # PYTHON=/path/to/python picks the interpreter; TORCH=... another requirement than the pinned one.
 
@@ -14,7 +15,7 @@ ARGS ?=
 ASKED_TORCH := $(if $(filter file,$(origin TORCH)),,$(TORCH))
 export PYTHON TORCH ASKED_TORCH
 
-.PHONY: train test check sanitize clean setup
+.PHONY: train test check sanitize bench clean setup
 
 train: setup
 	@.venv/bin/dlion train $(ARGS)
@@ -33,6 +34,10 @@ sanitize: setup
 	@command -v cmake >/dev/null || .venv/bin/python -m pip install --quiet cmake ninja
 	@PATH="$$PATH:$(CURDIR)/.venv/bin"; cmake -S . -B build/sanitize -DDLION_SANITIZE=ON >/dev/null && \
 		cmake --build build/sanitize && build/sanitize/fuzz_kernels $(or $(ARGS),45)
+
+# Status 77: skipped, with a line that says what is missing. That is no failure.
+bench: setup
+	@.venv/bin/python bench/network.py --docs docs/benchmarks.md $(ARGS) || [ $$? -eq 77 ]
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from documents import write_whole
+
 Record = dict[str, Any]
 
 
@@ -59,16 +61,6 @@ FIELDS = (
 )
 # These must be equal in all cells of a folder.
 SHARED = ("data_sha256", "versions", "config")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write the file so that it is there whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 def claim_folder(folder: Path, settings: Settings) -> None:

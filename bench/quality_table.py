@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quality_cells import QualityError, Record, Settings, write_whole
+from documents import fill
+from quality_cells import QualityError, Record, Settings
 
 
 @dataclass(frozen=True)
@@ -212,9 +213,7 @@ def fill_readme(readme: Path, task: str, section: str) -> None:
 
     Raises: QualityError when the marks are not there once each.
     """
-    begin, end = f"<!-- quality:begin {task} -->", f"<!-- quality:end {task} -->"
-    text = readme.read_text(encoding="utf-8")
-    if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
-        raise QualityError(f"{readme} must hold the marks {begin} and {end} once each, in this order.")
-    before = text[: text.index(begin) + len(begin)]
-    write_whole(readme, f"{before}\n{section}\n{text[text.index(end) :]}")
+    try:
+        fill(readme, "quality", task, section)
+    except ValueError as error:
+        raise QualityError(str(error)) from None

@@ -11,14 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from dlion.channel import default_group
-from dlion.errors import GroupNotReadyError
 from dlion.exchange import Exchange, Reading
 from dlion.layout import Replica, layout_key
 from dlion.loading import momenta_kept
+from dlion.membership import Membership
 from dlion.methods import METHODS, Choices
 from dlion.ops import choose
-from dlion.options import Options, check_group, check_parameters, check_process_group
+from dlion.options import Options, check_group, check_parameters
 from dlion.overlap import Overlap
 from dlion.phases import Phases
 from dlion.pipeline import Steps
@@ -234,20 +233,7 @@ class Distributed(torch.optim.Optimizer):
         )
 
     def _group(self) -> dist.ProcessGroup | None:
-        if self._lost_group:
-            raise GroupNotReadyError(
-                "this optimizer was unpickled and its process group could not travel with it: set "
-                "optimizer.process_group before step()"
-            )
-        if self._process_group is not None:
-            return self._process_group
-        group = default_group(f"{type(self).__name__}.step()")
-        if group is None and self._exchange is not None and self._exchange.workers > 1:
-            raise GroupNotReadyError(
-                f"the default process group of {self._exchange.workers} workers was destroyed, so every worker would "
-                "train apart: call torch.distributed.init_process_group() before the next step"
-            )
-        return group
+        return self._membership.group(type(self).__name__, self._exchange.workers if self._exchange else 1)
 
     @property
     def kernels(self) -> str:
@@ -257,13 +243,11 @@ class Distributed(torch.optim.Optimizer):
     @property
     def process_group(self) -> dist.ProcessGroup | None:
         """The workers that vote; None is the default group."""
-        return self._process_group
+        return self._membership.given
 
     @process_group.setter
     def process_group(self, group: dist.ProcessGroup | None) -> None:
-        check_process_group(group)
-        self._process_group = group
-        self._lost_group = False
+        self._membership = Membership(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, on every worker; their momentum starts at zero, their t is the others'."""
@@ -294,15 +278,17 @@ class Distributed(torch.optim.Optimizer):
                 group.setdefault(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = {name: getattr(self, name) for name in ("method", "options", "_asked_kernels", "stats", "phases")}
-        lost = self._lost_group or self._process_group is not None
-        return super().__getstate__() | mine | {"_process_group": None, "_lost_group": lost}
+        mine = {
+            name: getattr(self, name)
+            for name in ("method", "options", "_asked_kernels", "stats", "phases", "_membership")
+        }
+        return super().__getstate__() | mine
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Distributed":
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        twin._process_group, twin._lost_group = self._process_group, self._lost_group
+        twin._membership = Membership(self._membership.given, self._membership.lost)
         return twin
 
     def _attach(self) -> None:

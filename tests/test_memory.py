@@ -6,16 +6,26 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from world import succeed, world
 
 from dlion import Distributed
+
+try:
+    from torch.utils._python_dispatch import TorchDispatchMode
+except ImportError as error:
+    raise RuntimeError("torch has a new place for TorchDispatchMode, the only way to see every tensor made") from error
 
 ELEMENTS = 4_000_000
 BUCKET = 2**15  # bytes, 262,144 elements
 BUCKETS = 16
 TENSORS = 40
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return [tensor for each in inner for tensor in tensors_in(each)]
 
 
 class Living(TorchDispatchMode):
@@ -28,15 +38,14 @@ class Living(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        for leaf in tree_leaves(made):
-            if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
-                if storage._cdata not in given and storage._cdata not in self._made:
-                    self._made[storage._cdata] = storage.nbytes()
-                    self.now += storage.nbytes()
-                    self.peak = max(self.peak, self.now)
-                    weakref.finalize(storage, self._gone, storage._cdata)
+        given = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
+        for tensor in tensors_in(made):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in given and storage._cdata not in self._made:
+                self._made[storage._cdata] = storage.nbytes()
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._gone, storage._cdata)
         return made
 
     def _gone(self, key: int) -> None:
