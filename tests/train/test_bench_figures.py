@@ -121,7 +121,7 @@ def test_the_sentence_says_whether_and_where_and_who_was_quicker() -> None:
 
 
 def test_figures_have_units() -> None:
-    assert [duration(one) for one in (25.44, 0.131, 0.00042)] == ["25.4 s", "131 ms", "0.42 ms"]
+    assert [duration(one) for one in (25.44, 0.131, 0.00042, 0)] == ["25.4 s", "131 ms", "420 µs", "0 µs"]
     assert [volume(one) for one in (29_412_864, 919_248, 12, 0)] == ["29.4 MB", "919 kB", "12 B", "0 B"]
     assert [rate(one) for one in (93.2, 1234.0)] == ["93.2 Mbit/s", "1.23 Gbit/s"]
 
