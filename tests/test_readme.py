@@ -26,7 +26,7 @@ def python_blocks(text: str) -> tuple[list[str], list[str]]:
 def dlion_commands(text: str) -> list[str]:
     """The arguments of every `dlion ...`: lines of their own, inside backticks, and after `-m`."""
     lines = re.findall(r"^ {4}(?:torchrun .* -m )?dlion (.+)$", text, re.MULTILINE)
-    return lines + re.findall(r"`dlion ((?:train|eval)[^`]*)`", text)
+    return lines + re.findall(r"`dlion ((?:train|eval|bench)[^`]*)`", text)
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,8 @@ svg {{ width: 100%; height: auto; }}
 .tables {{ display: flex; flex-wrap: wrap; gap: 0 3rem; align-items: flex-start; }}
 table {{ border-collapse: collapse; }}
 th, td {{ text-align: left; vertical-align: top; padding: 0.15rem 1.5rem 0.15rem 0; overflow-wrap: anywhere; }}
+svg, table {{ break-inside: avoid; }}
+h1, h2 {{ break-after: avoid; }}
 section {{ flex: 1 1 20rem; }}
 th {{ font-weight: normal; opacity: 0.75; white-space: nowrap; }}
 </style>

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 
 from dlion.train.bench.break_even import Terms
 from dlion.train.bench.sentence import duration, rate, volume
+from dlion.train.bench.table import phases_of
 from dlion.train.page import INK, drawing
 
 Result = dict[str, Any]
@@ -45,8 +46,7 @@ def steps(result: Result) -> str:
 
 def phases(result: Result) -> str:
     """Where the time of a vote's step goes, stacked; empty without a contender that votes."""
-    rows = {"dlion": result["phases"], "dlion overlap": result["overlap_phases"]}
-    shown = {name: spent for name, spent in rows.items() if spent is not None}
+    shown = phases_of(result)
     if not shown:
         return ""
 

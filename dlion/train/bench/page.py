@@ -5,7 +5,7 @@ from typing import Any
 
 from dlion.train.bench import bars
 from dlion.train.bench.sentence import duration, rate
-from dlion.train.bench.table import COLUMNS, cells
+from dlion.train.bench.table import COLUMNS, cells, phases_of
 from dlion.train.page import facts, page, table
 
 Result = dict[str, Any]
@@ -14,6 +14,9 @@ MODEL = """<p>The model: seconds of a step = local work + max(0, bytes / bandwid
 work, latency and the backward pass are of this run; bytes are by formula. What overlaps the backward pass is hidden as
 long as that takes. DDP is granted this at no cost to its computation, so its real steps are slower than the line, and
 voting starts to pay earlier.</p>"""
+
+PHASES = """<p>Means over the workers. Where workers outnumber cores, a phase holds the time in which its worker had no
+core.</p>"""
 
 
 def page_of(result: Result) -> bytes:
@@ -29,7 +32,7 @@ def page_of(result: Result) -> bytes:
             bars.steps(result),
             "<p>Median of the slowest worker's steps; the line holds the middle half of them.</p>",
         ),
-        _section("Where a vote's step spends them", bars.phases(result)),
+        _section("Where a vote's step spends them", bars.phases(result), PHASES + _phases(result)),
         _section("Bytes", bars.traffic(result)),
         _section("At other bandwidths", bars.bandwidths(result), MODEL),
         _section("Figures", _figures(result)),
@@ -73,9 +76,18 @@ def _told(result: Result) -> tuple[str, ...]:
 
 
 def _figures(result: Result) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("", *COLUMNS))
-    rows = ""
-    for name in result["contenders"]:
-        figures = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells(result, name))
-        rows += f"<tr><th>{html.escape(name)}</th>{figures}</tr>"
-    return f"<table><tr>{head}</tr>{rows}</table>"
+    return _grid(COLUMNS, {name: cells(result, name) for name in result["contenders"]})
+
+
+def _phases(result: Result) -> str:
+    spent = phases_of(result)
+    rows = {name: [duration(seconds) for seconds in one.values()] for name, one in spent.items()}
+    return _grid(tuple(next(iter(spent.values()), ())), rows)
+
+
+def _grid(columns: tuple[str, ...], rows: dict[str, list[str]]) -> str:
+    text = "".join(f"<th>{html.escape(name)}</th>" for name in ("", *columns))
+    for name, cells_of_row in rows.items():
+        figures = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells_of_row)
+        text += f"</tr>\n<tr><th>{html.escape(name)}</th>{figures}"
+    return f"<table><tr>{text}</tr></table>"

@@ -38,10 +38,12 @@ def _powersgd(name: str, contenders: dict[str, Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """'25.4 s', '131 ms', '0.42 ms'."""
+    """'25.4 s', '131 ms', '420 µs'."""
     if seconds >= 1:
         return f"{seconds:.3g} s"
-    return f"{1e3 * seconds:.3g} ms"
+    if seconds >= 1e-3:
+        return f"{1e3 * seconds:.3g} ms"
+    return f"{1e6 * seconds:.3g} µs"
 
 
 def volume(nbytes: float) -> str:

@@ -38,8 +38,8 @@ class BenchConfig:
     tokens: int = 64
     """Tokens of a sequence."""
     batch_size: int = 2
-    """Sequences for each worker and step. More of them lengthen forward and backward and not what is sent: with 8
-    the backward pass takes about four times as long."""
+    """Sequences for each worker and step. More of them lengthen forward and backward, and not what is sent: 9 make
+    the backward pass about four times as long as 2 (on one CPU core, where 8 make it 3.5 times, 10 4.3 times)."""
     bucket_cap_mb: Annotated[tuple[float, ...], Parameter(consume_multiple=True, negative="")] = (1.0, 5.0, 25.0)
     """Bucket sizes tried with ddp-fp32, in MiB; the best is measured."""
     seconds: float = 60.0

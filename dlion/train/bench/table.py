@@ -36,6 +36,12 @@ def cells(result: Result, name: str) -> list[str]:
     ]
 
 
+def phases_of(result: Result) -> dict[str, dict[str, float]]:
+    """Seconds by phase of each contender that votes."""
+    spent = {"dlion": result["phases"], "dlion overlap": result["overlap_phases"]}
+    return {name: one for name, one in spent.items() if one is not None}
+
+
 def show(result: Result, stream: TextIO | None = None) -> None:
     """The table, the phases, the network and the sentence: in colours on a terminal, plain elsewhere."""
     console = Console(file=stream or sys.stdout, highlight=False)
@@ -45,7 +51,7 @@ def show(result: Result, stream: TextIO | None = None) -> None:
         console.print()
         console.print(_contenders(result))
         console.print()
-        if result["phases"] or result["overlap_phases"]:
+        if phases_of(result):
             console.print(_phases(result))
             console.print()
         bare = result["bare_exchange"]
@@ -62,10 +68,9 @@ def _contenders(result: Result) -> Table:
 
 
 def _phases(result: Result) -> Table:
-    spent = {"dlion": result["phases"], "dlion overlap": result["overlap_phases"]}
-    shown = {name: one for name, one in spent.items() if one is not None}
-    table = Table("", *next(iter(shown.values())), box=None, pad_edge=False)
-    for name, one in shown.items():
+    spent = phases_of(result)
+    table = Table("", *next(iter(spent.values())), box=None, pad_edge=False)
+    for name, one in spent.items():
         table.add_row(name, *(duration(seconds) for seconds in one.values()))
     return _aligned(table)
 
