@@ -68,10 +68,12 @@ class Flight:
         Raises:
             ExchangeError: another worker was lost.
         """
+        for consulted in self._under_way:  # all ballots first: every verdict that leaves now travels while others wait
+            if consulted.calls == 1 and consulted.call is not None:
+                self._go_on(consulted)
         oldest = self._under_way[0]
         while oldest.call is not None:
             self._go_on(oldest)
-            self.advance()  # the others' first: their ballots may have come meanwhile
         return self._under_way.popleft()
 
     def _go_on(self, consulted: Consulted) -> None:
