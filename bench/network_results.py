@@ -21,7 +21,7 @@ def environment() -> Record:
     """What the figures depend on beside the configuration: versions and the machine, without its name."""
     return {
         "dlion": tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"],
-        "commit": _said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
+        "commit": _commit(),
         "torch": version("torch"),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release().split('-')[0]} {platform.machine()}",
@@ -31,6 +31,13 @@ def environment() -> Record:
         "tcp": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "iproute2": _said_by("tc", "-V").removeprefix("tc utility, iproute2-").split(",")[0],
     }
+
+
+def _commit() -> str:
+    """With a plus if the code is not what was committed. Results and documents change while this runs."""
+    git = ("git", "-C", str(ROOT))
+    changed = _said_by(*git, "status", "--porcelain", "--", "dlion", "bench", ":(exclude)bench/results")
+    return _said_by(*git, "rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 
 def _said_by(*command: str) -> str:

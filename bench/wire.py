@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from packets import HEADER_BYTES, counters, formula_bytes
+from packets import HEADER_BYTES, SEGMENT_BYTES, counters, formula_bytes
 from torch import Tensor, nn
 
 from dlion import DistributedLion
@@ -55,6 +55,7 @@ def bytes_of_steps(interface: str, vote: str, parameters: int, steps: int) -> Fi
         "payload_received": (moved.received - HEADER_BYTES * moved.packets_received) / steps,
         "packets_sent": moved.packets_sent / steps,
         "packets_received": moved.packets_received / steps,
+        "repeated": SEGMENT_BYTES * moved.segments_repeated / steps,
         "counted": (opt.stats.bytes_sent - counted) / steps,
         "formula": formula_bytes(dist.get_world_size(), vote, parameters),
         "kernels": opt.kernels,

@@ -6,10 +6,13 @@ Everything here follows from `param_groups` and `requires_grad` alone, never fro
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+AnyTensor = TypeVar("AnyTensor", Tensor, Tensor | None)
 
 WORD = 64  # elements per word of one-bit ballots
 
@@ -55,7 +58,8 @@ class Bucket:
     """A run of elements exchanged together, `size` of them (padding included) from element `first` of the layout.
 
     `dtype` is the one that messages are computed in; `tails` are the words that hold padding: (word of the bucket, mask
-    of its real elements).
+    of its real elements). `groups` has each piece's parameter group, `cut` the places of the pieces that are not whole
+    tensors.
     """
 
     number: int
@@ -64,6 +68,8 @@ class Bucket:
     pieces: tuple[Piece, ...]
     dtype: torch.dtype
     tails: tuple[tuple[int, int], ...]
+    groups: list[int]
+    cut: list[int]
 
     @property
     def first_word(self) -> int:
@@ -76,6 +82,10 @@ class Bucket:
     @cached_property
     def offsets(self) -> list[int]:
         return [piece.offset for piece in self.pieces]
+
+    @cached_property
+    def slots(self) -> list[int]:
+        return [piece.slot for piece in self.pieces]
 
 
 @dataclass(frozen=True)
@@ -117,18 +127,27 @@ def named(param_groups: list[dict[str, Any]]) -> list[tuple[int, int, str, Tenso
     return found
 
 
+_facts = attrgetter("requires_grad", "dtype", "shape")
+_grad, _layout = attrgetter("grad"), attrgetter("layout")
+
+
 def layout_key(param_groups: list[dict[str, Any]], state: Any) -> tuple[Any, ...]:
-    """Changes when the layout may have changed, or state came or went; cheap, and looked at in every step.
+    """Changes when the layout may have changed, or a tensor's state came, went or was replaced.
+
+    It is looked at in every step, so no Python runs for each tensor: a thousand of them take 0.2 ms.
 
     Raises:
         ValueError: a gradient is sparse.
     """
-    key: list[Any] = [id(param_groups), id(state)]
+    kept = state.values()
+    key: list[Any] = [id(param_groups), id(state), *map(id, state), *map(id, kept), *map(len, kept)]
     for group in param_groups:
-        for param in group["params"]:
-            check_dense(param)
-            key.append((id(param), param.requires_grad, param.dtype, param.shape, len(state.get(param, ()))))
-        key.append(len(group["params"]))
+        params = group["params"]
+        grads = [grad for grad in map(_grad, params) if grad is not None]
+        if set(map(_layout, grads)) - {torch.strided}:
+            for param in params:
+                check_dense(param)
+        key += (len(params), *map(id, params), *map(_facts, params))
     return tuple(key)
 
 
@@ -158,7 +177,9 @@ def _cut(slots: list[Slot], total: int, bucket_elements: int) -> tuple[Bucket, .
                 pieces.append(Piece(index, start, stop, slot.first + start - first))
         wide = any(slots[piece.slot].dtype == torch.float64 for piece in pieces)
         dtype = torch.float64 if wide else torch.float32
-        buckets.append(Bucket(number, first, end - first, tuple(pieces), dtype, _tails(pieces)))
+        groups = [slots[piece.slot].group for piece in pieces]
+        cut = [k for k, piece in enumerate(pieces) if piece.stop - piece.start < slots[piece.slot].numel]
+        buckets.append(Bucket(number, first, end - first, tuple(pieces), dtype, _tails(pieces), groups, cut))
     return tuple(buckets)
 
 
@@ -210,6 +231,12 @@ class Replica:
         self._group = [
             index for index, group in enumerate(param_groups) for param in group["params"] if param.requires_grad
         ]
+        self._sharded = any(hasattr(param, "to_local") for param in self.params)
+
+    @cached_property
+    def _kept(self) -> list[dict[str, Any]]:
+        """The state of each slot. Who puts another in its place changes `layout_key`, and gets another replica."""
+        return [self.state[param] for param in self.params]
 
     def group(self, slot: int) -> dict[str, Any]:
         """The parameter group of a slot."""
@@ -218,10 +245,6 @@ class Replica:
     def hyper(self, slot: int) -> dict[str, Any]:
         """The hyper-parameters of a slot in this step."""
         return self.hypers[self._group[slot]]
-
-    def group_index(self, slot: int) -> int:
-        """The number of the parameter group of a slot."""
-        return self._group[slot]
 
     def gradient(self, piece: Piece) -> Tensor:
         """f[n]: the local gradient; zeros where there is none."""
@@ -239,10 +262,26 @@ class Replica:
         """f[n]: a view, or a copy where the parameter is not contiguous."""
         return local(self.params[piece.slot]).detach().reshape(-1)[piece.start : piece.stop]
 
-    def part(self, piece: Piece, tensor: Tensor) -> Tensor:
-        """A parameter, gradient or momentum itself where the piece is all of it, else f[n] as in `parameter`."""
-        here = local(tensor)
-        return here if piece.stop - piece.start == here.numel() else here.reshape(-1)[piece.start : piece.stop]
+    def parameters(self, bucket: Bucket) -> list[Tensor]:
+        """Of each piece the parameter itself where the piece is all of it, else f[n] as in `parameter`."""
+        return self._parts(bucket, [self.params[slot] for slot in bucket.slots])
+
+    def gradients(self, bucket: Bucket) -> list[Tensor | None]:
+        """Likewise of gradients; None where there is none."""
+        return self._parts(bucket, [self.params[slot].grad for slot in bucket.slots])
+
+    def momenta(self, bucket: Bucket) -> list[Tensor]:
+        """Likewise of momenta."""
+        return self._parts(bucket, [self._kept[slot]["exp_avg"] for slot in bucket.slots])
+
+    def _parts(self, bucket: Bucket, tensors: list[AnyTensor]) -> list[AnyTensor]:
+        if self._sharded:
+            tensors = [tensor if tensor is None else local(tensor) for tensor in tensors]
+        for k in bucket.cut:
+            tensor, piece = tensors[k], bucket.pieces[k]
+            if tensor is not None:
+                tensors[k] = tensor.reshape(-1)[piece.start : piece.stop]
+        return tensors
 
     def write(self, piece: Piece, values: Tensor) -> None:
         """Make `values`, f[n], the elements of the piece; nothing to do where they are a view of it."""

@@ -84,19 +84,12 @@ class FusedLion:
     rounding: str
 
     def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
-        params = [replica.params[piece.slot] for piece in bucket.pieces]
         groups = replica.hypers
         words, finite = self.kernels.ballot(
-            [
-                None if param.grad is None else replica.part(piece, param.grad)
-                for piece, param in zip(bucket.pieces, params, strict=True)
-            ],
-            [
-                replica.part(piece, replica.state[param]["exp_avg"])
-                for piece, param in zip(bucket.pieces, params, strict=True)
-            ],
+            replica.gradients(bucket),
+            replica.momenta(bucket),
             bucket.offsets,
-            [replica.group_index(piece.slot) for piece in bucket.pieces],
+            bucket.groups,
             bucket.size,
             [group["betas"][0] for group in groups],
             [group["betas"][1] for group in groups],
@@ -115,14 +108,11 @@ class FusedLion:
         for hyper in replica.hypers:
             tables += levels.table(hyper["lr"])
             decays.append(1 - hyper["lr"] * hyper["weight_decay"])
-        whole = [replica.params[piece.slot] for piece in bucket.pieces]
-        parts = [replica.part(piece, param) for piece, param in zip(bucket.pieces, whole, strict=True)]
-        groups = [replica.group_index(piece.slot) for piece in bucket.pieces]
+        params = replica.parameters(bucket)
         where = (bucket.first_word, moment.t, ROUNDING_SEED)
-        self.kernels.apply(parts, levels.planes, bucket.offsets, groups, tables, decays, self.rounding, *where)
-        for piece, param, part in zip(bucket.pieces, whole, parts, strict=True):
-            if part is not param and not param.is_contiguous():
-                replica.write(piece, part.detach().reshape(-1))
+        self.kernels.apply(params, levels.planes, bucket.offsets, bucket.groups, tables, decays, self.rounding, *where)
+        for k in bucket.cut:  # a copy where the tensor is not contiguous
+            replica.write(bucket.pieces[k], params[k].detach())
 
     def finish(self, replica: Replica) -> None:
         pass

@@ -35,11 +35,15 @@ def test_interface_bytes_are_the_formula(workers: int, tmp_path: Path) -> None:
         interfaces = [place.interface for place in places]
         seen = launch(tmp_path, workers, partial(exchange, namespaces, interfaces))
     print(json.dumps(seen))
-    for figures in (figures for votes in seen for figures in votes):
+    for each in zip(*seen, strict=True):  # the figures of all workers, for each vote
         for way in ("sent", "received"):
-            payload, moved = figures[f"payload_{way}"], figures[f"interface_{way}"]
-            assert figures["formula"] <= payload <= 1.02 * figures["formula"]
-            assert packets.HEADERS_LEAST <= moved / payload - 1 <= packets.HEADERS_MOST
+            for figures in each:
+                payload, moved = figures[f"payload_{way}"], figures[f"interface_{way}"]
+                assert payload >= figures["formula"]
+                assert packets.HEADERS_LEAST <= moved / payload - 1 <= packets.HEADERS_MOST
+            # What TCP sends again, because a busy machine lets a receiver wait, is not dlion's.
+            total, again, formula = (sum(f[key] for f in each) for key in (f"payload_{way}", "repeated", "formula"))
+            assert total - again <= 1.02 * formula
 
 
 def test_formula() -> None:

@@ -7,6 +7,7 @@ Every function has the arguments and gives the bits of its namesake in `referenc
 import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ FILE = "dlion_kernels.so"
 INTERFACE = 2  # of the C functions; a library left over from another version is not called
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MOMENTA = {torch.float32: 0, torch.bfloat16: 1}
+UNKNOWN = -1
 TIES = {"rotate": 0, "alternate": 1, "zero": 2}
 FINE, BAD_PIECE, NO_MEMORY = 0, -1, -2  # what the C functions return; 1 is "not finite"
 MOST_VOTERS = 2**20 - 1  # that the adder's planes hold
@@ -102,8 +104,9 @@ def ballot(
     rank: int,
     zeros: str,
 ) -> tuple[Tensor, Tensor]:
-    known = [momentum.dtype in MOMENTA for momentum in momenta]
-    if not all(known):
+    narrow = _numbers(momenta, MOMENTA)
+    if UNKNOWN in narrow:
+        known = [kind != UNKNOWN for kind in narrow]
         rest: Any = (size, beta1s, beta2s, negate, first_word, t, rank, zeros)
         words, finite = ballot(*_those(known, True, grads, momenta, offsets, groups), *rest)
         others, fine = reference.ballot(*_those(known, False, grads, momenta, offsets, groups), *rest)
@@ -112,7 +115,7 @@ def ballot(
     numels = list(map(Tensor.numel, momenta))
     _kept, addresses, dtypes = _read(grads, numels)  # copies live until the call is over
     moved = list(map(Tensor.contiguous, momenta))
-    words = torch.zeros(planes, size // 64, dtype=torch.int64, device="cpu")
+    words = torch.empty(planes, size // 64, dtype=torch.int64, device="cpu")  # all of it is written below
     betas: list[float] = []
     for beta1, beta2, maximize in zip(beta1s, beta2s, negate, strict=True):
         sign = -1.0 if maximize else 1.0  # to negate the scalar gives the bits of a negated gradient
@@ -121,7 +124,7 @@ def ballot(
         _longs(addresses),
         _longs(map(Tensor.data_ptr, moved)),
         *_placed(numels, offsets, dtypes, groups),
-        _longs([MOMENTA[dtype] for dtype in map(_dtype, moved)]),
+        _longs(narrow),
         _floats(betas),
         len(negate),
         words.data_ptr(),
@@ -149,8 +152,9 @@ def apply(
     t: int,
     seed: int,
 ) -> None:
-    known = [param.dtype in DTYPES for param in params]
-    if not all(known):
+    dtypes = _numbers(params, DTYPES)
+    if UNKNOWN in dtypes:
+        known = [dtype != UNKNOWN for dtype in dtypes]
         rest: Any = (tables, decays, rounding, first_word, t, seed)
         for native, run in ((True, apply), (False, reference.apply)):
             mine, starts, theirs = _those(known, native, params, offsets, groups)
@@ -163,7 +167,7 @@ def apply(
     moved = list(map(Tensor.contiguous, params))
     result = _library().dlion_apply(
         _longs(map(Tensor.data_ptr, moved)),
-        *_placed(numels, offsets, [DTYPES[param.dtype] for param in params], groups),
+        *_placed(numels, offsets, dtypes, groups),
         planes.data_ptr(),
         len(planes),
         planes.stride(0),
@@ -225,6 +229,11 @@ def _library() -> ctypes.CDLL:
     return _loaded[0]
 
 
+def _numbers(tensors: list[Tensor], known: dict[torch.dtype, int]) -> list[int]:
+    """The library's number of each tensor's dtype, UNKNOWN where it has none."""
+    return [known.get(dtype, UNKNOWN) for dtype in map(_dtype, tensors)]
+
+
 def _longs(values: Iterable[int]) -> ctypes.Array[ctypes.c_int64]:
     numbers = array("q", values)
     return (_long * len(numbers)).from_buffer(numbers)
@@ -253,17 +262,18 @@ def _read(grads: list[Tensor | None], numels: list[int]) -> tuple[list[Tensor], 
 
     One that is not contiguous or has another dtype is read from a copy, which lives as long as the first list.
     """
-    there = [grad is not None for grad in grads]
     present = [grad for grad in grads if grad is not None]
-    wanted = numels if all(there) else [numel for numel, is_there in zip(numels, there, strict=True) if is_there]
+    there = [grad is not None for grad in grads] if len(present) < len(grads) else None
+    wanted = list(compress(numels, there)) if there else numels
     if list(map(Tensor.numel, present)) != wanted or len(grads) != len(numels):
         raise ValueError("every gradient must have as many elements as the momentum beside it")
-    if not set(map(_dtype, present)) <= DTYPES.keys():
-        present = [grad if grad.dtype in DTYPES else grad.float() for grad in present]
+    dtypes = _numbers(present, DTYPES)
+    if UNKNOWN in dtypes:
+        present = [grad.float() if dtype == UNKNOWN else grad for grad, dtype in zip(present, dtypes, strict=True)]
+        dtypes = _numbers(present, DTYPES)
     read = list(map(Tensor.contiguous, present))
     addresses = list(map(Tensor.data_ptr, read))
-    dtypes = [DTYPES[dtype] for dtype in map(_dtype, read)]
-    if len(read) < len(grads):
+    if there:
         placed, kinds = iter(addresses), iter(dtypes)
         addresses = [next(placed) if is_there else 0 for is_there in there]
         dtypes = [next(kinds) if is_there else 0 for is_there in there]

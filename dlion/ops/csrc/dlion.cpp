@@ -132,6 +132,7 @@ DLION_PUBLIC int dlion_ballot(const int64_t* grads, const int64_t* momenta, cons
                               int threads) try {
     Pieces pieces{grads, numels, offsets, dtypes, groups, count, {}};
     if (!pieces.fit(bucket_words, group_count)) return BAD_PIECE;
+    if (pieces.before[count] < bucket_words) std::memset(words, 0, planes * bucket_words * sizeof(uint64_t));  // gaps
     const Path& chosen = in_use();
     std::atomic<bool> finite{true};
     auto work = [&](int64_t begin, int64_t end) {
