@@ -73,7 +73,13 @@ def traffic(result: Result) -> str:
     def paint(axes: Axes) -> None:
         high = 0.36 if seen else 0.62
         for place, found in enumerate(contenders.values()):
-            bars = [(found["sent_by_formula"] if found["sent"] is None else found["sent"], COUNTED, "counted")]
+            bars = [
+                (
+                    found["sent_by_formula"] if found["sent"] is None else found["sent"],
+                    COUNTED,
+                    "counted, or by formula",
+                )
+            ]
             if seen:
                 bars.append((found["interface_sent"], SEEN, f"interface {result['interface']['name']}"))
             for index, (value, look, label) in enumerate(bars):

@@ -15,6 +15,10 @@ work, latency and the backward pass are of this run; bytes are by formula. What 
 long as that takes. DDP is granted this at no cost to its computation, so its real steps are slower than the line, and
 voting starts to pay earlier.</p>"""
 
+COLUMNS_MEAN = """<p>To dlion: the step over dlion's. Exposed: what the step takes beyond the one without communication.
+Sent: bytes of each worker, counted by dlion, by formula for the others. Interface: the kernel's count, with headers of
+TCP and IP and with two barriers a turn.</p>"""
+
 PHASES = """<p>Means over the workers. Where workers outnumber cores, a phase holds the time in which its worker had no
 core.</p>"""
 
@@ -35,7 +39,7 @@ def page_of(result: Result) -> bytes:
         _section("Where a vote's step spends them", bars.phases(result), PHASES + _phases(result)),
         _section("Bytes", bars.traffic(result)),
         _section("At other bandwidths", bars.bandwidths(result), MODEL),
-        _section("Figures", _figures(result)),
+        _section("Figures", _figures(result), COLUMNS_MEAN),
         '<div class="tables">',
         f"<section><h2>Settings</h2>{table(result['settings'])}</section>",
         f"<section><h2>Environment</h2>{table(result['environment'])}</section>",
