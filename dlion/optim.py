@@ -55,7 +55,7 @@ class Distributed(torch.optim.Optimizer):
         kernels: "auto" takes "native" (C++, on CPU tensors) where it was compiled, else "reference" (pure torch). Both
             give the same bits.
         bucket_bytes: one-bit ballots that travel together; a multiple of 8. The default is 1 MiB, 8.4 million elements,
-            and 64 KiB with `overlap=True`.
+            and 128 KiB with `overlap=True`.
         overlap: send ballots while backward still runs, as soon as the gradients of a bucket are there; the same bits.
             lr, betas and t are those of when backward begins. Gradients must not be changed between backward and
             `step()` (no clipping, no gradient scaler), and all backward passes but the last of a step belong into
@@ -297,4 +297,4 @@ class Distributed(torch.optim.Optimizer):
         self._rule = METHODS[self.method].rule(kernels, self.options.rounding, self.options.momentum_dtype)
         self._exchange = None
         self._key = ()
-        self._overlap = Overlap(self._begin_in_backward) if self.options.overlap else None
+        self._overlap = Overlap(self._begin_in_backward, self.phases) if self.options.overlap else None

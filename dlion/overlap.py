@@ -11,8 +11,9 @@ from torch.utils.hooks import RemovableHandle
 
 from dlion.errors import OverlapError
 from dlion.exchange import Exchange
-from dlion.layout import check_dense, local, named
+from dlion.layout import Bucket, check_dense, local, named
 from dlion.ops.bits import bit_sum
+from dlion.phases import Phases
 from dlion.pipeline import Steps
 
 ACCUMULATE = "run every backward pass but the last of a step inside `with optimizer.accumulate():`"
@@ -27,10 +28,12 @@ class Overlap:
     Args:
         begin: a method that returns the exchange to use in this step, begun, and how ballots are made; None while there
             is none to use.
+        phases: times the ballots.
     """
 
-    def __init__(self, begin: Callable[[], tuple[Exchange, Steps] | None]) -> None:
+    def __init__(self, begin: Callable[[], tuple[Exchange, Steps] | None], phases: Phases) -> None:
         self._begin = weakref.WeakMethod(begin)  # the optimizer owns this object
+        self._phases = phases
         self._handles: list[RemovableHandle] = []
         self._finalizer = weakref.finalize(self, _remove, self._handles)
         self._lock = threading.Lock()  # backward runs one thread for each device
@@ -119,12 +122,16 @@ class Overlap:
         for bucket in exchange.unsent():
             if self._missing.get(bucket.number):
                 break
-            for piece in bucket.pieces:
-                grad = exchange.replica.params[piece.slot].grad
-                if piece.slot not in self._voted and grad is not None:
-                    self._voted[piece.slot] = bit_sum(local(grad))
-            exchange.send(bucket, *steps.ballot(exchange.replica, bucket, exchange.moment))
+            with self._phases("ballot"):
+                self._remember(bucket, exchange)
+                exchange.send(bucket, *steps.ballot(exchange.replica, bucket, exchange.moment))
         exchange.flight.advance()
+
+    def _remember(self, bucket: Bucket, exchange: Exchange) -> None:
+        for piece in bucket.pieces:
+            grad = exchange.replica.params[piece.slot].grad
+            if piece.slot not in self._voted and grad is not None:
+                self._voted[piece.slot] = bit_sum(local(grad))
 
 
 def _hook(overlap: "weakref.ref[Overlap]", slot: int) -> Callable[[Tensor], None]:

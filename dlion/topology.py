@@ -93,8 +93,9 @@ class Sharded:
         self.stats.moved(*[(ballots.size - 1) * nbytes(verdict)] * 2)
         answering = verdicts.all_gather(verdict)
         yield answering
-        del verdict
-        return _verdict(answering.result, tally, length)
+        rows = answering.result
+        del verdict, answering
+        return _verdict(rows, tally, length)
 
 
 @dataclass(frozen=True)

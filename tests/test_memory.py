@@ -105,9 +105,10 @@ def test_a_whole_step_under_way(method: str, planes: int, options: dict[str, Any
 
 @pytest.mark.parametrize(("method", "planes"), METHODS)
 def test_the_other_topologies(method: str, planes: int) -> None:
-    def peaks(topology: str) -> list[float]:
+    def peaks(workers: int, topology: str) -> list[float]:
         options = {"method": method, "topology": topology, "overlap": True}
-        return succeed(world(4, lambda rank, group: peak_of_a_step(rank, group, **options)))
+        return succeed(world(workers, lambda rank, group: peak_of_a_step(rank, group, **options)))
 
-    assert max(peaks("replicated")) <= (4 + planes + 1 / BUCKETS) * SLACK
-    assert max(peaks("server")) <= (4 + 1 + planes + 1 / BUCKETS) * SLACK
+    assert max(peaks(2, "replicated")) <= (2 + 1 + planes + planes / BUCKETS) * SLACK
+    assert max(peaks(4, "replicated")) <= (2 * 4 + planes + planes / BUCKETS) * SLACK
+    assert max(peaks(4, "server")) <= (4 + 1 + planes + planes / BUCKETS) * SLACK

@@ -53,8 +53,6 @@ def train(job: Job, ranks: Ranks) -> None:
             _record(job, ranks, task, model, optimizer, progress, screen)
         started = time.perf_counter()
         progress.step += 1
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config, progress.step)
         loss = _gradients(config, ranks, task, model, optimizer, progress.step)
         optimizer.step()
         if _due(progress.step, config.log_every) or progress.step == config.steps:
@@ -93,12 +91,15 @@ def _opening(job: Job, ranks: Ranks, task: Task, optimizer: "dlion.Distributed")
 def _gradients(
     config: Settled, ranks: Ranks, task: Task, model: nn.Module, optimizer: "dlion.Distributed", step: int
 ) -> Tensor:
-    """Set this worker's gradients for one step: the mean over its micro-batches. Returns the mean loss.
+    """Set the learning rate and this worker's gradients for one step: the mean over its micro-batches. Returns the mean
+    loss.
 
     Everything random about a step (batch, augmentation, dropout) is a function of (seed, rank, step).
     """
     channel = ranks.channel
     torch.manual_seed(_seed_of(config.seed, channel.rank, step))
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(config, step)
     model.zero_grad(set_to_none=True)
     total = torch.zeros((), device=ranks.device)
     for micro in range(config.accumulate):
