@@ -7,8 +7,8 @@ Every function has the arguments and gives the bits of its namesake in `referenc
 import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import compress
-from operator import attrgetter
+from itertools import compress, repeat
+from operator import attrgetter, is_not
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +231,7 @@ def _library() -> ctypes.CDLL:
 
 def _numbers(tensors: list[Tensor], known: dict[torch.dtype, int]) -> list[int]:
     """The library's number of each tensor's dtype, UNKNOWN where it has none."""
-    return [known.get(dtype, UNKNOWN) for dtype in map(_dtype, tensors)]
+    return list(map(known.get, map(_dtype, tensors), repeat(UNKNOWN)))
 
 
 def _longs(values: Iterable[int]) -> ctypes.Array[ctypes.c_int64]:
@@ -296,6 +296,7 @@ def _check(result: int, offsets: list[int], numels: list[int], size: int) -> Non
 def _put_back(tensors: list[Tensor], moved: list[Tensor]) -> None:
     """Let autograd know what changed, and write back what was a copy."""
     torch.autograd.graph.increment_version(tensors)
-    for tensor, copy in zip(tensors, moved, strict=True):
-        if copy is not tensor:
-            tensor.copy_(copy)
+    if any(map(is_not, tensors, moved)):
+        for tensor, copy in zip(tensors, moved, strict=True):
+            if copy is not tensor:
+                tensor.copy_(copy)
