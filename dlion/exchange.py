@@ -13,19 +13,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlion import agreement
-from dlion.channel import Channel, Voting, ranks_text, voting_groups, wait_for_all
+from dlion.channel import Channel, ranks_text
 from dlion.codecs import Moment
 from dlion.errors import AgreementError, NonFiniteGradientError
 from dlion.flight import Flight
 from dlion.header import NOBODY, BallotHeader, Status, VerdictHeader, worst
-from dlion.layout import Bucket, Layout, Replica, local
+from dlion.layout import Bucket, Layout, local
 from dlion.ops.bits import checksum
 from dlion.options import Options
 from dlion.phases import Phases
 from dlion.pipeline import Wire
+from dlion.replica import Replica
 from dlion.stats import Stats
 from dlion.tallies import Tally
 from dlion.topology import AllReduce, Replicated, Server, Sharded, Solo, Topology
+from dlion.voting import Voting, voting_groups, wait_for_all
 
 REPLICATED_WORDS = 1024  # up to here one call with all ballots is quicker than two with shards
 GUARDED_STEPS = 3  # steps whose gradients are compared, to find gradients that were averaged before

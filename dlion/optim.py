@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from dlion.exchange import Exchange, Reading
-from dlion.layout import Replica, layout_key
+from dlion.layout import layout_key
 from dlion.loading import momenta_kept
 from dlion.membership import Membership
 from dlion.methods import METHODS, Choices
@@ -21,6 +21,7 @@ from dlion.options import Options, check_group, check_parameters
 from dlion.overlap import Overlap
 from dlion.phases import Phases
 from dlion.pipeline import Steps
+from dlion.replica import Replica
 from dlion.stats import Stats
 
 
@@ -213,10 +214,7 @@ class Distributed(torch.optim.Optimizer):
         return exchange, self._steps
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """`with optimizer.accumulate():` around every backward pass but the last of a step, with `overlap=True`.
-
-        Without overlap there is nothing to hold back, and it does nothing.
-        """
+        """For every backward pass but the last of a step, with `overlap=True`; without, nothing needs holding back."""
         return self._overlap.accumulate() if self._overlap is not None else nullcontext()
 
     def _agreed(self, group: dist.ProcessGroup | None) -> Exchange:

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dlion.channel import Call, Voting, nbytes
+from dlion.channel import Call, nbytes
 from dlion.header import WORDS
 from dlion.layout import from_shards, into_shards
 from dlion.stats import Stats
+from dlion.voting import Voting
 
 Consultation = Generator[Call[Any], None, tuple[Tensor, Tensor]]
 
