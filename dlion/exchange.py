@@ -113,6 +113,7 @@ class Exchange:
     def end(self) -> None:
         """The step is over, well or not."""
         self.begun = False
+        self.flight.clear()
 
     def unsent(self) -> Iterator[Bucket]:
         """The buckets of this step whose ballots have not left, in the order that all workers send them."""
@@ -172,11 +173,14 @@ class Exchange:
         if self.voting is None:
             return
         self.begin()
-        # as many rows as a worker sends that has not heard of it
-        for bucket in self.order if self.options.overlap else self.order[:1]:
-            blank = torch.zeros(bucket.size, dtype=bucket.dtype, device="cpu")
-            self._send(bucket, self.wire.up.encode(blank, bucket, self.moment), Status.LAYOUT_CHANGED)
-        self.receive()
+        try:
+            # as many rows as a worker sends that has not heard of it
+            for bucket in self.order if self.options.overlap else self.order[:1]:
+                blank = torch.zeros(bucket.size, dtype=bucket.dtype, device="cpu")
+                self._send(bucket, self.wire.up.encode(blank, bucket, self.moment), Status.LAYOUT_CHANGED)
+            self.receive()
+        finally:
+            self.end()
 
     def guard(self) -> None:
         """In the first steps, find out whether gradients had been averaged already: then nothing is saved."""

@@ -48,6 +48,10 @@ class Flight:
     def __len__(self) -> int:
         return len(self._under_way)
 
+    def clear(self) -> None:
+        """Forget what is under way: the step failed."""
+        self._under_way.clear()
+
     def send(self, bucket: Bucket, status: Status, consultation: Consultation) -> None:
         """Let the ballots of a bucket leave."""
         consulted = Consulted(bucket, status, consultation)

@@ -167,14 +167,13 @@ class Distributed(torch.optim.Optimizer):
 
     def _ready(self) -> Exchange:
         """The exchange of this step, begun and agreed with the other workers."""
-        if self._exchange is not None and self._exchange.begun:
-            assert self._overlap is not None
-            self._overlap.check(self._exchange)
-        else:
-            self._exchange = self._current() or self._renewed()
-            self._exchange.begin()
+        begun = self._exchange if self._exchange is not None and self._exchange.begun else None
         if self._overlap is not None:
+            if begun is not None:
+                self._overlap.check(begun)
             self._overlap.reset()
+        self._exchange = begun or self._current() or self._renewed()
+        self._exchange.begin()
         return self._exchange
 
     def _current(self) -> Exchange | None:
