@@ -116,7 +116,10 @@ class Exchange:
         self.flight.clear()
 
     def unsent(self) -> Iterator[Bucket]:
-        """The buckets of this step whose ballots have not left, in the order that all workers send them."""
+        """The buckets of this step whose ballots have not left, in the order that all workers send them.
+
+        Whoever iterates sends each bucket before asking for the next one, or stops.
+        """
         while self._sent < len(self.order):
             yield self.order[self._sent]
 

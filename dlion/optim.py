@@ -38,9 +38,10 @@ class Distributed(torch.optim.Optimizer):
         betas: None takes the method's own default (Lion (0.9, 0.99), AdamW (0.9, 0.999)).
         weight_decay: decoupled: `p *= 1 - lr*weight_decay`.
         process_group: the workers that vote; None is the default group, looked up at the first step.
-        topology: "sharded" has constant traffic in the number of workers N; "replicated" takes one call instead of two
-            but grows with N; "server" is the paper's drawing; "auto" takes replicated for two workers or small models,
-            else sharded. All give the same bits. Methods that exchange full precision use the backend's all-reduce.
+        topology: "sharded" sends less than 2 bits per parameter for any number of workers N; "replicated" takes one call
+            instead of two but sends N-1; "server" is the paper's drawing; "auto" takes replicated for two workers or
+            small models, else sharded. All give the same bits. Methods that exchange full precision use the backend's
+            all-reduce.
         ties: what an even vote does: "rotate" (default of majority) lets one voter after another decide; "alternate"
             goes up and down in turn; "zero" does not move, and needs `zeros="exact"`.
         zeros: what a worker says where its message is exactly zero. "balanced": a bit that the next step complements;
@@ -116,9 +117,10 @@ class Distributed(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Send this worker's votes, apply what all decided.
+        """Send this worker's votes, apply what all decided: gradient -> ballot -> send, receive -> apply -> parameter.
 
-        gradient -> rule.message -> up.encode -> consult(tally) -> down.decode -> rule.apply -> parameter
+        A fresh optimizer whose learning rates are all 0 only allocates its state, and asks nobody: that is how torch
+        initialises the state of an optimizer. In later steps 0 is a learning rate like any other.
 
         Args:
             closure: re-evaluates the model and returns the loss.
@@ -146,7 +148,7 @@ class Distributed(torch.optim.Optimizer):
             self._steps.finish(exchange.replica)
         finally:
             exchange.end()
-        self._count(exchange, moved)
+        self._advance(exchange, moved)
         exchange.guard()
         return loss
 
@@ -159,7 +161,7 @@ class Distributed(torch.optim.Optimizer):
         while exchange.flight:
             yield exchange.receive()
 
-    def _count(self, exchange: Exchange, moved: bool) -> None:
+    def _advance(self, exchange: Exchange, moved: bool) -> None:
         self.stats.stepped(exchange.layout.numel, exchange.workers)
         self.stats.skipped += not moved
         for group in self.param_groups:
