@@ -38,10 +38,10 @@ class Distributed(torch.optim.Optimizer):
         betas: None takes the method's own default (Lion (0.9, 0.99), AdamW (0.9, 0.999)).
         weight_decay: decoupled: `p *= 1 - lr*weight_decay`.
         process_group: the workers that vote; None is the default group, looked up at the first step.
-        topology: "sharded" sends less than 2 bits per parameter for any number of workers N; "replicated" takes one call
-            instead of two but sends N-1; "server" is the paper's drawing; "auto" takes replicated for two workers or
-            small models, else sharded. All give the same bits. Methods that exchange full precision use the backend's
-            all-reduce.
+        topology: "sharded" sends less than 2 bits per parameter for any number of workers N; "replicated" takes one
+            call instead of two but sends N-1; "server" is the paper's drawing; "auto" takes replicated for two workers
+            or small models, else sharded. All give the same bits. Methods that exchange full precision use the
+            backend's all-reduce.
         ties: what an even vote does: "rotate" (default of majority) lets one voter after another decide; "alternate"
             goes up and down in turn; "zero" does not move, and needs `zeros="exact"`.
         zeros: what a worker says where its message is exactly zero. "balanced": a bit that the next step complements;

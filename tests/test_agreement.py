@@ -82,26 +82,6 @@ def test_a_layer_frozen_on_one_rank_after_ten_steps(topology: str, workers: int,
         assert f"the layout changed on rank {frozen_rank} alone after t=10" in text and "2.weight" in text
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_mistake_that_was_named_can_be_mended(overlap: bool) -> None:
-    def work(rank: int, group: object) -> torch.Tensor:
-        model = copy.deepcopy(MODEL)
-        opt = DistributedLion(model.named_parameters(), process_group=group, bucket_bytes=8, overlap=overlap)
-        for number in range(6):
-            model[2].requires_grad_(rank != 1 or number != 3)
-            try:
-                step(model, opt, 10 * number + rank)
-            except AgreementError:
-                assert number == 3
-            else:
-                assert number != 3
-        assert opt.param_groups[0]["t"] == 5
-        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-
-    ranks = succeed(world(3, work))
-    assert all(torch.equal(ranks[0], params) for params in ranks)
-
-
 @pytest.mark.parametrize("method", ["dlion-mavo", "g-lion", "g-adamw"])
 def test_a_layout_changed_on_all_ranks_goes_on(method: str) -> None:
     def work(rank: int, group: object) -> tuple[list[torch.Tensor], int]:
