@@ -85,11 +85,16 @@ def less_or_more(a: list[Tensor], b: list[Tensor]) -> tuple[Tensor, Tensor]:
     return less, more
 
 
-def mix64(a: int, words: Tensor, r: int) -> Tensor:
-    """A 64-bit hash of (a, word, r) for every word: three rounds of the splitmix64 finaliser, modulo 2**64."""
+def mix64(a: int, word: Tensor | int, r: Tensor | int) -> Tensor:
+    """A 64-bit hash of (a, word, r), of each number where one is a tensor: three rounds of the splitmix64 finaliser."""
     start = _finalise_int((a + GOLDEN) & MASK)
-    x = _finalise((words ^ _signed(start)) + _signed(GOLDEN))
-    return _finalise((x ^ _signed(r & MASK)) + _signed(GOLDEN))
+    x: Tensor | int
+    if isinstance(word, int):
+        x = _signed(_finalise_int(((start ^ word & MASK) + GOLDEN) & MASK))
+    else:
+        x = _finalise((word ^ _signed(start)) + _signed(GOLDEN))
+    last = _signed(r & MASK) if isinstance(r, int) else r
+    return _finalise((torch.as_tensor(x) ^ last) + _signed(GOLDEN))
 
 
 def bit_sum(tensor: Tensor) -> int:
