@@ -21,6 +21,8 @@ from dlion.layout import from_shards, into_shards
 from dlion.stats import Stats
 from dlion.voting import Voting
 
+REPLICATED_WORDS = 1024  # up to here one call with all ballots is quicker than two with shards
+
 Consultation = Generator[Call[Any], None, tuple[Tensor, Tensor]]
 
 
@@ -171,6 +173,25 @@ class AllReduce:
             self.stats.moved(*[2 * (ballots.size - 1) * nbytes(planes) // ballots.size] * 2)
             yield self.voting.verdicts.sum_(total)
         return verdict[None], total
+
+
+def choose_topology(name: str, voting: Voting | None, stats: Stats, words: int, *, summed: bool) -> Topology:
+    """The topology of this name; "auto" replicates ballots between two workers and for few words, else shards them.
+
+    Args:
+        voting: None for one worker alone.
+        words: of the whole layout.
+        summed: whether messages are full-precision numbers, for which the backend has its own way.
+    """
+    if voting is None:
+        return Solo()
+    if summed:
+        return AllReduce(voting, stats)
+    if name == "auto":
+        name = "replicated" if voting.ballots.size == 2 or words <= REPLICATED_WORDS else "sharded"
+    if name == "sharded":
+        return Sharded(voting, stats)
+    return Replicated(voting, stats) if name == "replicated" else Server(voting, stats)
 
 
 def _tallied(rows: Tensor, tally: Tally, shard: int) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ import gc
 import time
 import weakref
 from collections.abc import Callable
-from datetime import timedelta
 
 import pytest
 import torch
@@ -266,12 +265,18 @@ def test_groups_that_are_destroyed_end_although_an_optimizer_lives() -> None:
 
     def work(rank: int, group: object) -> str:
         store = group.get_group_store()
-        pair = [gloo_group(store, name, rank, 2, 30) for name in ("own ballots", "own verdicts")]
-        adopt(group, *pair, timeout=timedelta(seconds=30))
+        pair = []
+
+        def make(name: str) -> object:
+            pair.append(gloo_group(store, name, rank, 2, 30))
+            return pair[-1]
+
+        adopt(group, make)
         model = copy.deepcopy(MODEL)
         opt = DistributedLion(model.parameters(), process_group=group, timeout=30, topology="sharded")
         step(model, opt, rank)
         watched = [weakref.ref(one) for one in pair]
+        assert len(watched) == 2
         pair.clear()
         gc.collect()
         assert [ref() for ref in watched] == [None, None]
