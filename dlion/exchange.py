@@ -13,19 +13,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlion import agreement
-from dlion.channel import Channel, Voting, ranks_text, voting_groups, wait_for_all
+from dlion.channel import Channel, ranks_text
 from dlion.codecs import Moment
 from dlion.errors import AgreementError, NonFiniteGradientError
 from dlion.flight import Flight
 from dlion.header import NOBODY, BallotHeader, Status, VerdictHeader, worst
-from dlion.layout import Bucket, Layout, Replica, local
+from dlion.layout import Bucket, Layout, local
 from dlion.ops.bits import checksum
 from dlion.options import Options
 from dlion.phases import Phases
 from dlion.pipeline import Wire
+from dlion.replica import Replica
 from dlion.stats import Stats
 from dlion.tallies import Tally
 from dlion.topology import AllReduce, Replicated, Server, Sharded, Solo, Topology
+from dlion.voting import Voting, voting_groups, wait_for_all
 
 REPLICATED_WORDS = 1024  # up to here one call with all ballots is quicker than two with shards
 GUARDED_STEPS = 3  # steps whose gradients are compared, to find gradients that were averaged before
@@ -111,9 +113,13 @@ class Exchange:
     def end(self) -> None:
         """The step is over, well or not."""
         self.begun = False
+        self.flight.clear()
 
     def unsent(self) -> Iterator[Bucket]:
-        """The buckets of this step whose ballots have not left, in the order that all workers send them."""
+        """The buckets of this step whose ballots have not left, in the order that all workers send them.
+
+        Whoever iterates sends each bucket before asking for the next one, or stops.
+        """
         while self._sent < len(self.order):
             yield self.order[self._sent]
 
@@ -170,11 +176,14 @@ class Exchange:
         if self.voting is None:
             return
         self.begin()
-        # as many rows as a worker sends that has not heard of it
-        for bucket in self.order if self.options.overlap else self.order[:1]:
-            blank = torch.zeros(bucket.size, dtype=bucket.dtype, device="cpu")
-            self._send(bucket, self.wire.up.encode(blank, bucket, self.moment), Status.LAYOUT_CHANGED)
-        self.receive()
+        try:
+            # as many rows as a worker sends that has not heard of it
+            for bucket in self.order if self.options.overlap else self.order[:1]:
+                blank = torch.zeros(bucket.size, dtype=bucket.dtype, device="cpu")
+                self._send(bucket, self.wire.up.encode(blank, bucket, self.moment), Status.LAYOUT_CHANGED)
+            self.receive()
+        finally:
+            self.end()
 
     def guard(self) -> None:
         """In the first steps, find out whether gradients had been averaged already: then nothing is saved."""

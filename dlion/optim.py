@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from dlion.exchange import Exchange, Reading
-from dlion.layout import Replica, layout_key
+from dlion.layout import layout_key
 from dlion.loading import momenta_kept
 from dlion.membership import Membership
 from dlion.methods import METHODS, Choices
@@ -21,6 +21,7 @@ from dlion.options import Options, check_group, check_parameters
 from dlion.overlap import Overlap
 from dlion.phases import Phases
 from dlion.pipeline import Steps
+from dlion.replica import Replica
 from dlion.stats import Stats
 
 
@@ -37,9 +38,10 @@ class Distributed(torch.optim.Optimizer):
         betas: None takes the method's own default (Lion (0.9, 0.99), AdamW (0.9, 0.999)).
         weight_decay: decoupled: `p *= 1 - lr*weight_decay`.
         process_group: the workers that vote; None is the default group, looked up at the first step.
-        topology: "sharded" has constant traffic in the number of workers N; "replicated" takes one call instead of two
-            but grows with N; "server" is the paper's drawing; "auto" takes replicated for two workers or small models,
-            else sharded. All give the same bits. Methods that exchange full precision use the backend's all-reduce.
+        topology: "sharded" sends less than 2 bits per parameter for any number of workers N; "replicated" takes one
+            call instead of two but sends N-1; "server" is the paper's drawing; "auto" takes replicated for two workers
+            or small models, else sharded. All give the same bits. Methods that exchange full precision use the
+            backend's all-reduce.
         ties: what an even vote does: "rotate" (default of majority) lets one voter after another decide; "alternate"
             goes up and down in turn; "zero" does not move, and needs `zeros="exact"`.
         zeros: what a worker says where its message is exactly zero. "balanced": a bit that the next step complements;
@@ -115,9 +117,10 @@ class Distributed(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Send this worker's votes, apply what all decided.
+        """Send this worker's votes, apply what all decided: gradient -> ballot -> send, receive -> apply -> parameter.
 
-        gradient -> rule.message -> up.encode -> consult(tally) -> down.decode -> rule.apply -> parameter
+        A fresh optimizer whose learning rates are all 0 only allocates its state, and asks nobody: that is how torch
+        initialises the state of an optimizer. In later steps 0 is a learning rate like any other.
 
         Args:
             closure: re-evaluates the model and returns the loss.
@@ -145,7 +148,7 @@ class Distributed(torch.optim.Optimizer):
             self._steps.finish(exchange.replica)
         finally:
             exchange.end()
-        self._count(exchange, moved)
+        self._advance(exchange, moved)
         exchange.guard()
         return loss
 
@@ -158,7 +161,7 @@ class Distributed(torch.optim.Optimizer):
         while exchange.flight:
             yield exchange.receive()
 
-    def _count(self, exchange: Exchange, moved: bool) -> None:
+    def _advance(self, exchange: Exchange, moved: bool) -> None:
         self.stats.stepped(exchange.layout.numel, exchange.workers)
         self.stats.skipped += not moved
         for group in self.param_groups:
@@ -166,14 +169,13 @@ class Distributed(torch.optim.Optimizer):
 
     def _ready(self) -> Exchange:
         """The exchange of this step, begun and agreed with the other workers."""
-        if self._exchange is not None and self._exchange.begun:
-            assert self._overlap is not None
-            self._overlap.check(self._exchange)
-        else:
-            self._exchange = self._current() or self._renewed()
-            self._exchange.begin()
+        begun = self._exchange if self._exchange is not None and self._exchange.begun else None
         if self._overlap is not None:
+            if begun is not None:
+                self._overlap.check(begun)
             self._overlap.reset()
+        self._exchange = begun or self._current() or self._renewed()
+        self._exchange.begin()
         return self._exchange
 
     def _current(self) -> Exchange | None:
@@ -213,10 +215,7 @@ class Distributed(torch.optim.Optimizer):
         return exchange, self._steps
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """`with optimizer.accumulate():` around every backward pass but the last of a step, with `overlap=True`.
-
-        Without overlap there is nothing to hold back, and it does nothing.
-        """
+        """For every backward pass but the last of a step, with `overlap=True`; without, nothing needs holding back."""
         return self._overlap.accumulate() if self._overlap is not None else nullcontext()
 
     def _agreed(self, group: dist.ProcessGroup | None) -> Exchange:

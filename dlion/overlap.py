@@ -62,9 +62,9 @@ class Overlap:
 
     def reset(self) -> None:
         """Begin to watch a new step."""
-        self._here: tuple[Exchange, Steps] | None = None
-        self._missing: dict[int, int] = {}
-        self._arrived: set[int] = set()
+        self._using: tuple[Exchange, Steps] | None = None
+        self._missing: dict[int, int] = {}  # bucket number -> pieces whose gradients are not there
+        self._arrived: set[int] = set()  # slots whose gradients are
         self._voted: dict[int, int] = {}  # slot -> bit_sum of the gradient as it was when its ballots left
 
     @contextmanager
@@ -78,6 +78,10 @@ class Overlap:
 
     def check(self, exchange: Exchange) -> None:
         """Raise OverlapError if a gradient is not the one that this worker voted with."""
+        with self._phases("ballot"):
+            self._check(exchange)
+
+    def _check(self, exchange: Exchange) -> None:
         for slot, bits in self._voted.items():
             # by value: DistributedDataParallel writes equal values again at the end of backward, and not every
             # operation that changes a tensor counts its version up
@@ -103,12 +107,12 @@ class Overlap:
                     "it needs overlap=False), or use overlap=False"
                 )
             self._arrived.add(slot)
-            if self._here is not None:
-                self._send(slot, *self._here)
+            if self._using is not None:
+                self._send(slot, *self._using)
 
     def _start(self) -> None:
         begin = self._begin()
-        self._here = begin() if begin is not None else None
+        self._using = begin() if begin is not None else None
         self._missing = {}
         for numbers in self._buckets_of:
             for number in numbers:

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dlion.codecs import Encoder, Levels, Moment
-from dlion.layout import Bucket, Replica
+from dlion.layout import Bucket
+from dlion.replica import Replica
 from dlion.rules import ROUNDING_SEED, Rule
 from dlion.tallies import Count
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from dlion.codecs import Levels, Moment
-from dlion.layout import WORD, Bucket, Piece, Replica, local
+from dlion.layout import WORD, Bucket, Piece, local
+from dlion.replica import Replica
 
 ROUNDING_SEED = 0  # of stochastic rounding; one for all runs, because it must be one for all workers
 NOBODYS_RANK = 0  # of the rounding of momenta that must be equal on all workers

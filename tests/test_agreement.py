@@ -13,8 +13,8 @@ from torch import nn
 from world import gloo_group, succeed, world
 
 from dlion import Distributed, DistributedLion
-from dlion.channel import adopt
 from dlion.errors import AgreementError, ExchangeError
+from dlion.voting import adopt
 
 SECONDS = 12
 

@@ -15,7 +15,7 @@ from source_reader import Source
 
 ROOT = Path(__file__).resolve().parent.parent
 
-COLLECTIVE_USERS = ("dlion/channel.py", "dlion/elastic.py", "dlion/checkpoint.py")
+COLLECTIVE_USERS = ("dlion/channel.py", "dlion/voting.py", "dlion/elastic.py", "dlion/checkpoint.py")
 APPLICATION = ("dlion/train/", "dlion/cli.py", "dlion/__main__.py")
 
 # Every torch.distributed function that starts so talks to other workers, whatever its suffix (_single, _object, ...).

@@ -173,7 +173,7 @@ def test_a_switch_that_cannot_start_says_so(net: None, monkeypatch: pytest.Monke
 
 def test_rates_and_bursts() -> None:
     assert bits_per_second("none") is None and bits_per_second("10gbit") == 1e10
-    assert burst_bytes("200mbit") == 64 * 1024 and burst_bytes("201mbit") == 512 * 1024 and burst_bytes("none") is None
+    assert burst_bytes("200mbit") == 64 * 1024 and burst_bytes("201mbit") == 128 * 1024 and burst_bytes("none") is None
     for wrong in ("100", "0mbit", "1.5gbit", "fast", "100mbps"):
         with pytest.raises(LinkError, match="whole number with kbit, mbit or gbit"):
             bits_per_second(wrong)

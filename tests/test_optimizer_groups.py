@@ -12,8 +12,8 @@ from torch.distributed.checkpoint import state_dict as dcp
 from world import succeed, world
 
 from dlion import Distributed, DistributedLion
-from dlion.channel import wait_for_all
 from dlion.errors import AgreementError, ExchangeError, GroupNotReadyError
+from dlion.voting import wait_for_all
 
 MODEL = nn.Sequential(nn.Linear(5, 70), nn.Linear(70, 3))
 

@@ -192,6 +192,28 @@ def test_a_layer_frozen_on_one_worker_is_named_on_all(topology: str) -> None:
         assert isinstance(error, AgreementError) and "rank 1" in str(error) and "shared.weight" in str(error)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_mistake_that_was_named_can_be_mended(overlap: bool) -> None:
+    def work(rank: int, group: object) -> Tensor:
+        model = copy.deepcopy(MODEL)
+        opt = DistributedLion(model.parameters(), process_group=group, bucket_bytes=SMALL, overlap=overlap)
+        for number in range(6):
+            model.shared.requires_grad_(rank != 1 or number != 3)
+            try:
+                opt.zero_grad()
+                backward(model, rank, number)
+                opt.step()
+            except AgreementError:
+                assert number == 3
+            else:
+                assert number != 3
+        assert opt.param_groups[0]["t"] == 5
+        return values(model)
+
+    ranks = succeed(world(3, work))
+    assert all(torch.equal(ranks[0], params) for params in ranks)
+
+
 def test_learning_rates_that_differ_are_named_on_all() -> None:
     def work(rank: int, group: object) -> None:
         model = copy.deepcopy(MODEL)

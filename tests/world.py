@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlion.channel import adopt
+from dlion.voting import adopt
 
 
 def gloo_group(store: Any, name: str, rank: int, size: int, seconds: float) -> dist.ProcessGroup:

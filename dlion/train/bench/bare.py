@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 import dlion
-from dlion.channel import Channel, nbytes, voting_groups
+from dlion.channel import Channel, nbytes
 from dlion.header import WORDS
 from dlion.layout import WORD, Layout
 from dlion.train.bench.turns import Table
 from dlion.train.ranks import Ranks
+from dlion.voting import voting_groups
 
 LATENCY_CALLS = 3
 
