@@ -84,9 +84,9 @@ def missing() -> str | None:
         return f"emulated links need Linux's network namespaces and this is {sys.platform}."
     if os.geteuid() != 0:
         return "emulated links need root, to make network namespaces: run the command as root."
-    for tool in ("ip", "tc"):
+    for tool, package in (("ip", "iproute2"), ("tc", "iproute2"), ("setpriv", "util-linux")):
         if shutil.which(tool) is None:
-            return f"emulated links need the command {tool}: install it (Debian: apt-get install iproute2)."
+            return f"emulated links need the command {tool}: install it (Debian: apt-get install {package})."
     try:
         with _namespaces(["probe"]) as (name,):
             _run("ip", "-n", name, "link", "add", "e0", "type", "veth", "peer", "name", "p0")

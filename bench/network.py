@@ -76,6 +76,9 @@ def main(arguments: Sequence[str]) -> int:
     folder = ROOT / "bench" / "results" / options.name
     status = 0
     try:
+        if Path(options.name).name != options.name or not options.minutes >= 0:
+            raise ValueError(f"--name {options.name} must be a plain name and --minutes {options.minutes} 0 or more.")
+        folder.mkdir(parents=True, exist_ok=True)  # before hours of measuring, not after
         finished = {} if options.again else read(folder, EXPERIMENTS)
         chosen = [e for e in EXPERIMENTS if e.name in options.only and e.name not in finished]
         if chosen and not options.table:
@@ -93,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
                 fill(options.docs, "network", part, section)
             else:
                 print(f"\n{section}")
-    except (ResultsError, ValueError) as error:
+    except (ResultsError, ValueError, OSError) as error:
         print(f"network.py: {error}", file=sys.stderr)
         return USER_ERROR
     return status

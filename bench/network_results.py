@@ -84,7 +84,9 @@ def read(folder: Path, experiments: Iterable[Experiment]) -> dict[str, Record]:
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             same = record["config"] == experiment.config
-            record["figures"]["runs"][0], record["environment"], record["made_by"]
+            for run in [record["figures"]["runs"][0], *record["figures"]["runs"]]:
+                run["contenders" if "contenders" in run else "ranks"]
+            record["environment"], record["made_by"]
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise ResultsError(f"{path} is damaged ({error!r}): remove it and measure again.") from None
         if same:

@@ -142,7 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _say_anything()
     try:
         status = app(sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed, as by `>&-`
+            sys.stdout.flush()
     except CycloptsError as error:
         return _complain(error)
     except ModuleNotFoundError as error:

@@ -57,12 +57,10 @@ class Distributed(torch.optim.Optimizer):
         maximize: step up the gradient.
         kernels: "auto" takes "native" (C++, on CPU tensors) where it was compiled, else "reference" (pure torch). Both
             give the same bits.
-        bucket_bytes: one-bit ballots that travel together; a multiple of 8. The default is 1 MiB, 8.4 million elements,
-            and 128 KiB with `overlap=True`.
+        bucket_bytes: of one-bit ballots that travel together, a multiple of 8; 1 MiB, and 128 KiB with `overlap=True`.
         overlap: send ballots while backward still runs, as soon as the gradients of a bucket are there; the same bits.
-            betas are those of when backward begins; parameters added or frozen after that count from the next step
-            on. Gradients must not be changed between backward and `step()` (no clipping, no gradient scaler), and all
-            backward passes but the last of a step belong into `with optimizer.accumulate():`.
+            Gradients must not change between backward and `step()` (no clipping, no gradient scaler), and all backward
+            passes but the last of a step belong into `with optimizer.accumulate():`.
         timeout: seconds to wait for other workers; None takes the process group's.
 
     Attributes:
@@ -71,8 +69,7 @@ class Distributed(torch.optim.Optimizer):
 
     Raises:
         ValueError: at construction, for options out of range and parameters that cannot be trained so.
-        GroupNotReadyError, AgreementError, ExchangeError, NonFiniteGradientError: from `step()`.
-        OverlapError: from `step()` or backward, with `overlap=True`.
+        GroupNotReadyError, AgreementError, ExchangeError, NonFiniteGradientError, OverlapError: from `step()`.
     """
 
     def __init__(
@@ -183,10 +180,8 @@ class Distributed(torch.optim.Optimizer):
     def _current(self) -> Exchange | None:
         """The exchange at hand, if it serves the group and the layout of now."""
         exchange = self._exchange
-        if exchange is not None and exchange.serves(self._group()):
-            if layout_key(self.param_groups, self.state) == self._key:
-                return exchange
-        return None
+        serves = exchange is not None and exchange.serves(self._group())
+        return exchange if serves and layout_key(self.param_groups, self.state) == self._key else None
 
     def _renewed(self) -> Exchange:
         """An exchange for the group and the layout of now, agreed with the other workers."""
@@ -210,8 +205,7 @@ class Distributed(torch.optim.Optimizer):
 
     def _begin_in_backward(self) -> tuple[Exchange, Steps] | None:
         """For `Overlap`: nothing here may wait for other workers."""
-        exchange = self._current()
-        if exchange is None:
+        if (exchange := self._current()) is None:
             return None
         exchange.begin()
         return exchange, self._steps
@@ -226,17 +220,9 @@ class Distributed(torch.optim.Optimizer):
         self._steps = METHODS[self.method].steps(self._rule, choices)
         # not self.defaults: torch adds a key to it when a state dict is loaded, which may happen on some workers only
         keys = (*self._rule.defaults(), "weight_decay", "maximize")
-        parts = (
-            self._steps.wire,
-            self.param_groups,
-            keys,
-            self.state,
-            self.stats,
-            self.phases,
-            self._rule.shared_state,
-        )
-        # with an owner, since buckets of several optimizers would mix if they were under way at once
-        return Exchange(group, self._overlap, o, *parts)
+        wire, shared = self._steps.wire, self._rule.shared_state
+        told = (self.param_groups, keys, self.state, self.stats, self.phases, shared)
+        return Exchange(group, self._overlap, o, wire, *told)  # with an owner: buckets of several optimizers would mix
 
     def _group(self) -> dist.ProcessGroup | None:
         return self._membership.group(type(self).__name__, self._exchange.workers if self._exchange else 1)

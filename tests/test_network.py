@@ -127,9 +127,28 @@ def test_a_result_of_another_configuration_is_not_taken(tmp_path: Path) -> None:
     record["config"]["runs"] += 1
     path.write_text(json.dumps(record))
     assert read(tmp_path, EXPERIMENTS) == {}
-    path.write_text("{")
-    with pytest.raises(ResultsError, match=r"is damaged .* remove it and measure again"):
-        read(tmp_path, EXPERIMENTS)
+    for damage in ("{", "[]", json.dumps({**record, "figures": {"runs": [{}]}})):
+        path.write_text(damage)
+        with pytest.raises(ResultsError, match=r"is damaged .* remove it and measure again"):
+            read(tmp_path, EXPERIMENTS)
+
+
+@pytest.mark.parametrize("flags", [("--name", "../elsewhere"), ("--name", "."), ("--minutes", "nan")])
+def test_nonsense_is_answered_before_anything_is_measured(
+    command: Callable[..., int], flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("--only", "100mbit", *flags) == network.USER_ERROR
+    assert "must be a plain name" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_found_before_anything_is_measured(
+    command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (network.ROOT / "bench" / "results").mkdir(parents=True, exist_ok=True)
+    (network.ROOT / "bench" / "results" / "mine").write_text("a file")
+    assert command("--only", "100mbit", "--name", "mine") == network.USER_ERROR
+    said = capsys.readouterr()
+    assert "[1/1]" not in said.out and "mine" in said.err
 
 
 def test_where_links_are_not_to_be_had_it_is_skipped(
