@@ -112,6 +112,8 @@ def bandwidths(result: Result) -> str:
         if even["mbit_per_s"]:
             label = f"equal at {rate(even['mbit_per_s'])}"
             axes.axvline(1e6 * even["mbit_per_s"], color=INK, linewidth=1, label=label)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
         _decades(axes.xaxis, (1,), bits)
         _decades(axes.yaxis, (1, 2, 5), duration)
         axes.set_xlabel("bit/s")
@@ -122,7 +124,6 @@ def bandwidths(result: Result) -> str:
 
 
 def _decades(axis: Axis, ticks: tuple[int, ...], text: Callable[[float], str]) -> None:
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     axis.set_major_locator(LogLocator(subs=ticks))
     axis.set_major_formatter(lambda value, _: text(value))
     axis.set_minor_formatter(NullFormatter())

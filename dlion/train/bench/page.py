@@ -16,6 +16,8 @@ long as that takes. Both lines are lower bounds: the model leaves out waiting fo
 DDP's computation. PowerSGD has no line: it compresses and waits inside the backward pass, and what of that is work that
 no network changes was not measured.</p>"""
 
+CORES = "Where workers outnumber cores, a phase holds the time in which its worker had no core."
+
 # Figures stay whole: where they do not fit, their table scrolls.
 GRID = '<div style="overflow-x: auto"><table style="white-space: nowrap; font-size: 0.85rem">'
 
@@ -33,7 +35,11 @@ def page_of(result: Result) -> bytes:
             bars.steps(result),
             "<p>Median of the slowest worker's steps; the line holds the middle half of them.</p>",
         ),
-        _section("Where a vote's step spends them", bars.phases(result), _phases(result) + _paragraph(PHASES_MEAN)),
+        _section(
+            "Where a vote's step spends them",
+            bars.phases(result),
+            _phases(result) + _paragraph(f"{PHASES_MEAN} {CORES}"),
+        ),
         _section("Bytes", bars.traffic(result), _paragraph(bare_exchange(result))),
         _section("At other bandwidths", bars.bandwidths(result), MODEL),
         _section("Figures", _figures(result), _paragraph(" ".join(COLUMNS_MEAN))),

@@ -24,9 +24,7 @@ def _here(name: str, result: dict[str, Any]) -> str:
     )
     gain, rounds = ratio(ddp, voter), f" over {result['rounds']} rounds"
     if gain.is_undecided:
-        return (
-            f"no difference between voting and DDP, whose steps have a ratio of {spread(gain.inverse, rounds)}: {steps}"
-        )
+        return f"no difference between voting and DDP beyond the spread of the ratio, {spread(gain, rounds)}: {steps}"
     if gain.median > 1:
         return f"voting pays by a factor of {spread(gain, rounds)}: {steps}"
     return f"voting does not pay, by a factor of {spread(gain.inverse, rounds)}: {steps}"

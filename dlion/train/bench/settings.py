@@ -12,11 +12,7 @@ from dlion.train.config import require
 HEAD = 64  # width of an attention head
 Flag = Literal["no-communication", "ddp-fp32", "ddp-fp16", "powersgd-2", "dlion", "dlion-overlap"]
 FLAGS: tuple[Flag, ...] = ("no-communication", "ddp-fp32", "ddp-fp16", "powersgd-2", "dlion", "dlion-overlap")
-
-
-SEVERAL = Parameter(
-    consume_multiple=True, negative="", show_default=lambda values: " ".join(f"{value}" for value in values)
-)
+SEVERAL = Parameter(consume_multiple=True, negative="", show_default=lambda values: " ".join(map(str, values)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,17 +15,11 @@ Result = dict[str, Any]
 COLUMNS = ("step", "to dlion", "over rounds", "exposed", "sent", "bits/param", "interface")
 WIDTH = 96  # where the output has no width of its own
 COLUMNS_MEAN = (
-    "To dlion: the step over dlion's, median over the rounds. Over rounds: where that median lies (95 %; with fewer "
-    "than 6 rounds, the lowest and the highest of them).",
-    "Exposed: what the step takes beyond the one without communication. Sent: each worker's bytes, counted by dlion, "
-    "by formula for the others.",
-    "Interface: the kernel's count, with headers of TCP and IP and the measurement's own barriers, so who sends "
-    "nothing has some too.",
+    "Over rounds: where the median ratio lies, 95 % (under 6 rounds: the lowest and the highest).",
+    "Exposed: beyond the step without communication. Sent: counted by dlion, else by formula.",
+    "Interface: the kernel's count, with TCP/IP headers and the measurement's own barriers.",
 )
-PHASES_MEAN = (
-    "Phases are means over the workers and add up to less than the step, which is the slowest worker's. Where workers "
-    "outnumber cores, a phase holds the time in which its worker had no core."
-)
+PHASES_MEAN = "Phases are means over the workers; a step counts the slowest, so they add up to less."
 
 
 def cells(result: Result, name: str) -> list[str]:
