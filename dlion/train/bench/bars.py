@@ -118,7 +118,7 @@ def bandwidths(result: Result) -> str:
         _decades(axes.yaxis, (1, 2, 5), duration)
         axes.set_xlabel("bit/s")
         axes.set_ylabel("a step, by the model")
-        axes.legend(ncols=2, **ABOVE)
+        axes.legend(ncols=3, **ABOVE)
 
     return drawing(paint, "bandwidths", "the model's seconds of a step against bandwidth", (WIDTH, 3.4))
 
