@@ -182,7 +182,7 @@ def test_the_page_is_one_file_that_says_it_all() -> None:
     assert RESULT["sentence"] in said and "a <fine> & fast one" in said
     assert text.count("<svg") == 4
     assert len(re.findall(r' id="([^"]*)"', text)) == len(set(re.findall(r' id="([^"]*)"', text)))
-    for figure in ("25.4 s", "503 ms", "29.4 MB", "48.00", "24.90 to 24.90"):
+    for figure in ("25.4 s", "503 ms", "29.4 MB", "48.00", "24.9 to 24.9"):
         assert figure in said
     assert "effective rate of 9.19 Mbit/s for this small exchange, latency included" in said
     assert "Both lines are lower bounds" in said and PHASES_MEAN in said and "PowerSGD has no line" in said
@@ -235,10 +235,21 @@ def test_the_table_is_plain_and_whole_where_there_is_no_terminal() -> None:
     lines = said.getvalue().splitlines()
     assert "\x1b" not in said.getvalue() and "…" not in said.getvalue()
     rows = {line.split()[0]: line.split()[1:] for line in lines if line}
-    assert rows["ddp-fp32"] == "25.4 s 24.90 24.90 to 24.90 25.3 s 29.4 MB 48.00 29.5 MB".split()
+    assert rows["ddp-fp32"] == "25.4 s 24.9 24.9 to 24.9 25.3 s 29.4 MB 48.00 29.5 MB".split()
     assert rows["no-communication"][-4:] == ["0", "B", "900", "B"]
     assert rows["no-communication"][6] == "0"  # exposed
     assert {*COLUMNS_MEAN, PHASES_MEAN} <= set(lines)  # one line each
+
+
+def test_the_table_fits_a_terminal_of_80_columns() -> None:
+    said = io.StringIO()
+    wide = copy.deepcopy(RESULT)
+    wide["ratios"]["ddp fp32"] = {"median": 124.9, "low": 99.95, "high": 1311.2}
+    wide["ratios"]["no communication"] = {"median": 0.925, "low": 0.899, "high": 9.994}
+    show(wide, said)
+    rows = [line for line in said.getvalue().splitlines() if line.startswith(("ddp-fp32", "no-comm"))]
+    assert max(map(len, rows)) <= 80
+    assert "125 100.0 to 1311" in rows[1] and "0.93 0.90 to 9.99" in " ".join(rows[0].split())
 
 
 def test_names_are_those_that_the_flag_takes() -> None:

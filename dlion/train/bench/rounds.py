@@ -7,7 +7,7 @@ from dlion.train.bench.bare import BareExchange, Latencies
 from dlion.train.bench.contenders import Contender, build
 from dlion.train.bench.interface import Interface, interface_of
 from dlion.train.bench.model import batch_of, build_gpt
-from dlion.train.bench.sentence import duration
+from dlion.train.bench.sentence import duration, shown
 from dlion.train.bench.settings import BenchConfig
 from dlion.train.bench.turns import Record, Turns
 from dlion.train.progress import Display
@@ -52,7 +52,7 @@ def measure(config: BenchConfig, ranks: Ranks, screen: Display) -> Measured:
     for flag in config.contenders:
         chosen, estimate = _enter(build(flag, config, ranks), turns, config.seconds)
         gc.collect()  # models and buckets of those that were not chosen
-        screen.say(f"{turns.elapsed:6.1f} s  {chosen.name}: warmed up, about {duration(estimate)} a step")
+        screen.say(f"{turns.elapsed:6.1f} s  {shown(chosen.name)}: warmed up, about {duration(estimate)} a step")
         entered.append((chosen, max(1, min(MOST_STEPS, int(TURN_SECONDS / estimate))), Record()))
     rounds, longest = 0, 0.0
     while rounds < LEAST_ROUNDS or turns.elapsed + longest < config.seconds:

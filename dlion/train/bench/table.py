@@ -30,13 +30,18 @@ def cells(result: Result, name: str) -> list[str]:
     against, alone = result["ratios"].get(name), contenders.get("no communication")
     return [
         duration(found["seconds"]),
-        f"{against['median']:.2f}" if against else "",
-        f"{against['low']:.2f} to {against['high']:.2f}" if against and name != BASE else "",
+        _times(against["median"]) if against else "",
+        f"{_times(against['low'])} to {_times(against['high'])}" if against and name != BASE else "",
         duration(max(0.0, found["seconds"] - alone["seconds"])) if alone else "",
         volume(sent),
         f"{8 * sent / result['parameters']:.2f}" if sent else "",
         "" if found["interface_sent"] is None else volume(found["interface_sent"]),
     ]
+
+
+def _times(ratio: float) -> str:
+    """'1.22', '24.9', '125'."""
+    return f"{ratio:.{2 if ratio < 10 else 1 if ratio < 100 else 0}f}"
 
 
 def phases_of(result: Result) -> dict[str, dict[str, float]]:
@@ -65,7 +70,8 @@ def show(result: Result, stream: TextIO | None = None) -> None:
 
 
 def _contenders(result: Result) -> Table:
-    table = Table("", *COLUMNS, box=None, pad_edge=False)
+    headers = [name.replace(" ", "\n").replace("/", "/\n") for name in COLUMNS]  # 80 columns are enough
+    table = Table("", *headers, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in result["contenders"]:
         table.add_row(shown(name), *cells(result, name), style="bold" if name.startswith("dlion") else None)
     return _aligned(table)
