@@ -26,8 +26,8 @@ from types import FrameType
 # After a pause the bucket's content leaves at the speed of memory, so it must be small beside one vote's 0.9 MB, but a
 # bucket that is empty before a busy core runs the sender again leaves the link idle, and all-reduces of megabytes would
 # look slower than they are. At 1 Gbit/s on two cores an all-reduce of 8 MB among four workers reached 531 Mbit/s with
-# 64 kB, 933 with 128 kB and 948 with 512 kB, but with 512 kB a vote's rows passed at 1573; at 200 Mbit/s 189 with 64 kB.
-# That is also the largest packet that TCP hands to a veth: tbf cuts those that are larger than its bucket.
+# 64 kB, 933 with 128 kB and 948 with 512 kB, but with 512 kB a vote's rows passed at 1573; at 200 Mbit/s 189 with
+# 64 kB. That is also the largest packet that TCP hands to a veth: tbf cuts those that are larger than its bucket.
 SMALL_BURST, LARGE_BURST = 64 * 1024, 128 * 1024
 SMALL_BURST_UP_TO = 200e6  # bit/s
 QUEUE = "50ms"  # what waits longer than this before a shaped link is dropped, as by a router

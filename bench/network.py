@@ -23,6 +23,7 @@ from network_table import parts
 from workers import WorkerError
 
 FAILED, USER_ERROR, SKIPPED = 1, 2, 77
+PUBLISHED = "network"  # the results that documents are made from
 
 
 def run_experiments(
@@ -62,8 +63,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="EXPERIMENT", help=", ".join(names))
     parser.add_argument("--again", action="store_true", help="also what has finished before")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no experiment after this time")
-    parser.add_argument("--name", default="network", help="results go to bench/results/NAME (default network)")
-    parser.add_argument("--docs", type=Path, help="write the tables between the marks of this file")
+    parser.add_argument("--name", default=PUBLISHED, help=f"results go to bench/results/NAME (default {PUBLISHED})")
+    parser.add_argument(
+        "--docs", type=Path, help=f"write the tables between the marks of this file (those of --name {PUBLISHED} alone)"
+    )
     parser.add_argument("--table", action="store_true", help="run nothing")
     return parser.parse_args(arguments)
 
@@ -83,8 +86,10 @@ def main(arguments: Sequence[str]) -> int:
                 with stopping_on_signals():
                     complete = run_experiments(chosen, folder, measure, limit_seconds=options.minutes * 60)
                 status = 0 if complete else FAILED
+        elif not options.table:
+            print("Everything asked for has been measured before: --again repeats it.")
         for part, section in parts(read(folder, EXPERIMENTS)).items():
-            if options.docs:
+            if options.docs and options.name == PUBLISHED:
                 fill(options.docs, "network", part, section)
             else:
                 print(f"\n{section}")

@@ -96,12 +96,14 @@ def _apart(values: Sequence[int]) -> tuple[list[int], int]:
     return [rank for rank, value in enumerate(values) if value != common], values.index(common)
 
 
-def report(param_groups: list[dict[str, Any]], options: Mapping[str, Any], keys: Iterable[str], status: int) -> Report:
-    """What a worker says of itself when something differs: JSON, sent only then."""
+def report(
+    param_groups: list[dict[str, Any]], options: Mapping[str, Any], hyper: list[dict[str, Any]], status: int
+) -> Report:
+    """What a worker says of itself when something differs: JSON, sent only then. `hyper`: as its ballots announced."""
     return {
         "status": status,
         "t": param_groups[0]["t"],
-        "hyper": hyper_parameters(param_groups, keys),
+        "hyper": hyper,
         "options": dict(options),
         "parameters": trainable_facts(param_groups),
         "frozen": [name for _, _, name, param in named(param_groups) if not param.requires_grad],

@@ -26,11 +26,12 @@ from dlion.pipeline import Wire
 from dlion.replica import Replica
 from dlion.stats import Stats
 from dlion.tallies import Tally
-from dlion.topology import AllReduce, Replicated, Server, Sharded, Solo, Topology
+from dlion.topology import choose_topology
 from dlion.voting import Voting, voting_groups, wait_for_all
 
-REPLICATED_WORDS = 1024  # up to here one call with all ballots is quicker than two with shards
 GUARDED_STEPS = 3  # steps whose gradients are compared, to find gradients that were averaged before
+
+APPLYING = ("lr", "weight_decay")  # the hyper-parameters that no ballot depends on
 
 Reading = tuple[Bucket, Tensor, VerdictHeader]
 
@@ -40,6 +41,7 @@ class Exchange:
 
     Args:
         group: all workers; None for one worker alone.
+        owner: of groups for this exchange alone; None shares them, while no two exchanges are under way at once.
         options: as given to the optimizer.
         wire: codecs and counting for a group of this size.
         param_groups: of the optimizer.
@@ -56,6 +58,7 @@ class Exchange:
     def __init__(
         self,
         group: dist.ProcessGroup | None,
+        owner: object | None,
         options: Options,
         wire: Wire,
         param_groups: list[dict[str, Any]],
@@ -75,13 +78,16 @@ class Exchange:
         self.rank = self.voting.ballots.rank if self.voting else 0
         self.bind(param_groups, state)
         self.fingerprint = self._fingerprint(param_groups)
-        self.topology = self._topology()
+        self._applied: list[dict[str, Any]] | None = None
+        if group is not None and self.voting:
+            self._agree(self.voting, shared_state(self.replica))
+            self.voting = voting_groups(group, options.timeout, owner)
+        words = sum(bucket.words for bucket in self.layout.buckets)
+        self.topology = choose_topology(options.topology, self.voting, stats, words, summed=wire.up.align == 1)
         self.flight = Flight(phases)
         self.begun = False
         self._guarded = 0 if self.voting else GUARDED_STEPS
         self._averaged = True
-        if self.voting:
-            self._agree(self.voting, shared_state(self.replica))
 
     def bind(self, param_groups: list[dict[str, Any]], state: Any) -> None:
         """Take up these parameters and this state; the layout that others know stays as agreed."""
@@ -90,6 +96,7 @@ class Exchange:
         # backward makes the gradients of the last layers first
         self.order = self.layout.buckets[::-1] if self.options.overlap else self.layout.buckets
         self.replica = Replica(param_groups, state)
+        self._announced = agreement.hyper_parameters(param_groups, self.keys)
 
     def serves(self, group: dist.ProcessGroup | None) -> bool:
         """Whether this is the exchange among the workers of `group`."""
@@ -106,9 +113,21 @@ class Exchange:
         self.t = int(self.param_groups[0]["t"])
         self.moment = Moment(self.t, self.rank)
         self.replica.hypers = agreement.hyper_parameters(self.param_groups, self.keys)
-        self._hyper = agreement.hyper_fingerprint(self.replica.hypers)
+        self._announced = self.replica.hypers
+        if self._applied is not None and self.options.overlap:
+            # ballots may leave before step() says how verdicts are applied: compared is how they were the last time
+            self._announced = [now | before for now, before in zip(self._announced, self._applied, strict=True)]
+        self._hyper = agreement.hyper_fingerprint(self._announced)
         self._sent = 0
         self.begun = True
+
+    def settle(self) -> None:
+        """Read what is needed only to apply verdicts: learning rates and weight decay, as they are in `step()`.
+
+        Groups that came after ballots had left (not strict) have their first step next time.
+        """
+        self._applied = agreement.hyper_parameters(self.param_groups, APPLYING)
+        self.replica.hypers = [now | then for now, then in zip(self.replica.hypers, self._applied, strict=False)]
 
     def end(self) -> None:
         """The step is over, well or not."""
@@ -116,7 +135,10 @@ class Exchange:
         self.flight.clear()
 
     def unsent(self) -> Iterator[Bucket]:
-        """The buckets of this step whose ballots have not left, in the order that all workers send them."""
+        """The buckets of this step whose ballots have not left, in the order that all workers send them.
+
+        Whoever iterates sends each bucket before asking for the next one, or stops.
+        """
         while self._sent < len(self.order):
             yield self.order[self._sent]
 
@@ -201,22 +223,6 @@ class Exchange:
     def _fingerprint(self, param_groups: list[dict[str, Any]]) -> int:
         return agreement.layout_fingerprint(param_groups, self.options.agreed(self.workers))
 
-    def _topology(self) -> Topology:
-        if self.voting is None:
-            return Solo()
-        if self.wire.up.align == 1:
-            return AllReduce(self.voting, self.stats)
-        words = sum(bucket.words for bucket in self.layout.buckets)
-        small = self.workers == 2 or words <= REPLICATED_WORDS
-        name = self.options.topology
-        if name == "auto":
-            name = "replicated" if small else "sharded"
-        if name == "sharded":
-            return Sharded(self.voting, self.stats)
-        if name == "replicated":
-            return Replicated(self.voting, self.stats)
-        return Server(self.voting, self.stats)
-
     def _bucket_elements(self) -> int:
         if self.wire.up.align == 1:
             return self.options.bucket_bytes * 8 // self.wire.up.bits
@@ -251,7 +257,7 @@ class Exchange:
     def _diagnose(self, status: Status, own: Status) -> None:
         """Find out together what is wrong, and raise it; return only if every worker announced a new layout."""
         if self.voting is None:
-            reports = [agreement.report(self.param_groups, self.options.agreed(1), self.keys, own)]
+            reports = [agreement.report(self.param_groups, self.options.agreed(1), self._announced, own)]
         else:
             reports = self._reports(self.voting.ballots, own)
         if status == Status.RAISE:
@@ -264,11 +270,15 @@ class Exchange:
             raise AgreementError(agreement.explain_hyper_parameters(reports))
         changed = [rank for rank, said in enumerate(reports) if said["status"] == Status.LAYOUT_CHANGED]
         if len(changed) < len(reports):
-            what = agreement.explain_layouts(reports) or "its parameters were replaced by others"
+            what = agreement.explain_layouts(reports) or (
+                "the others' changed after their ballots had left: with overlap=True change it before backward"
+                if self.options.overlap
+                else "its parameters were replaced by others"
+            )
             raise AgreementError(f"the layout changed on {ranks_text(changed)} alone after t={self.t} steps: {what}")
 
     def _reports(self, channel: Channel, status: Status) -> list[agreement.Report]:
-        own = agreement.report(self.param_groups, self.options.agreed(self.workers), self.keys, status)
+        own = agreement.report(self.param_groups, self.options.agreed(self.workers), self._announced, status)
         reports = channel.gather_json(own)
         sizes = [len(str(said)) for said in reports]  # near enough: these bytes only have to be kept apart
         self.stats.checked(sizes[self.rank], sum(sizes) - sizes[self.rank])

@@ -14,8 +14,8 @@ from dlion.topology import Consultation
 
 
 @dataclass
-class Consulted:
-    """One bucket under way, and what this worker said of it."""
+class UnderWay:
+    """One bucket that is being consulted about, and what this worker said of it."""
 
     bucket: Bucket
     status: Status
@@ -24,7 +24,12 @@ class Consulted:
     calls: int = 0
     result: tuple[Tensor, Tensor] | None = None
 
-    def go_on(self) -> None:
+    @property
+    def awaits_ballots(self) -> bool:
+        """Whether the others' ballots, and not yet the verdicts, are what it waits for."""
+        return self.call is not None and self.calls == 1
+
+    def resume(self) -> None:
         """Let the consultation run up to its next call or its end."""
         self.call = None  # it holds the tensors that travelled
         try:
@@ -43,7 +48,7 @@ class Flight:
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
-        self._under_way: deque[Consulted] = deque()
+        self._under_way: deque[UnderWay] = deque()
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -54,8 +59,8 @@ class Flight:
 
     def send(self, bucket: Bucket, status: Status, consultation: Consultation) -> None:
         """Let the ballots of a bucket leave."""
-        consulted = Consulted(bucket, status, consultation)
-        consulted.go_on()
+        consulted = UnderWay(bucket, status, consultation)
+        consulted.resume()
         self._under_way.append(consulted)
 
     def advance(self) -> None:
@@ -63,26 +68,26 @@ class Flight:
         for consulted in self._under_way:
             while consulted.call is not None and consulted.call.arrived():
                 self._go_on(consulted)
-            if consulted.calls == 1 and consulted.call is not None:
+            if consulted.awaits_ballots:
                 break  # later verdicts must not overtake this one
 
-    def receive(self) -> Consulted:
+    def receive(self) -> UnderWay:
         """The oldest bucket, with its result.
 
         Raises:
             ExchangeError: another worker was lost.
         """
         for consulted in self._under_way:  # all ballots first: every verdict that leaves now travels while others wait
-            if consulted.calls == 1 and consulted.call is not None:
+            if consulted.awaits_ballots:
                 self._go_on(consulted)
         oldest = self._under_way[0]
         while oldest.call is not None:
             self._go_on(oldest)
         return self._under_way.popleft()
 
-    def _go_on(self, consulted: Consulted) -> None:
+    def _go_on(self, consulted: UnderWay) -> None:
         assert consulted.call is not None
         with self._phases("wait"):
             consulted.call.wait()
         with self._phases("tally"):
-            consulted.go_on()
+            consulted.resume()

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from dlion.errors import OverlapError
 from dlion.exchange import Exchange, Reading
 from dlion.layout import layout_key
 from dlion.loading import momenta_kept
@@ -38,9 +39,10 @@ class Distributed(torch.optim.Optimizer):
         betas: None takes the method's own default (Lion (0.9, 0.99), AdamW (0.9, 0.999)).
         weight_decay: decoupled: `p *= 1 - lr*weight_decay`.
         process_group: the workers that vote; None is the default group, looked up at the first step.
-        topology: "sharded" has constant traffic in the number of workers N; "replicated" takes one call instead of two
-            but grows with N; "server" is the paper's drawing; "auto" takes replicated for two workers or small models,
-            else sharded. All give the same bits. Methods that exchange full precision use the backend's all-reduce.
+        topology: "sharded" sends less than 2 bits per parameter for any number of workers N; "replicated" takes one
+            call instead of two but sends N-1; "server" is the paper's drawing; "auto" takes replicated for two workers
+            or small models, else sharded. All give the same bits. Methods that exchange full precision use the
+            backend's all-reduce.
         ties: what an even vote does: "rotate" (default of majority) lets one voter after another decide; "alternate"
             goes up and down in turn; "zero" does not move, and needs `zeros="exact"`.
         zeros: what a worker says where its message is exactly zero. "balanced": a bit that the next step complements;
@@ -58,9 +60,9 @@ class Distributed(torch.optim.Optimizer):
         bucket_bytes: one-bit ballots that travel together; a multiple of 8. The default is 1 MiB, 8.4 million elements,
             and 128 KiB with `overlap=True`.
         overlap: send ballots while backward still runs, as soon as the gradients of a bucket are there; the same bits.
-            lr, betas and t are those of when backward begins. Gradients must not be changed between backward and
-            `step()` (no clipping, no gradient scaler), and all backward passes but the last of a step belong into
-            `with optimizer.accumulate():`.
+            betas are those of when backward begins; parameters added or frozen after that count from the next step
+            on. Gradients must not be changed between backward and `step()` (no clipping, no gradient scaler), and all
+            backward passes but the last of a step belong into `with optimizer.accumulate():`.
         timeout: seconds to wait for other workers; None takes the process group's.
 
     Attributes:
@@ -116,9 +118,10 @@ class Distributed(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Send this worker's votes, apply what all decided.
+        """Send this worker's votes, apply what all decided: gradient -> ballot -> send, receive -> apply -> parameter.
 
-        gradient -> rule.message -> up.encode -> consult(tally) -> down.decode -> rule.apply -> parameter
+        A fresh optimizer whose learning rates are all 0 only allocates its state, and asks nobody: that is how torch
+        initialises the state of an optimizer. In later steps 0 is a learning rate like any other.
 
         Args:
             closure: re-evaluates the model and returns the loss.
@@ -146,7 +149,7 @@ class Distributed(torch.optim.Optimizer):
             self._steps.finish(exchange.replica)
         finally:
             exchange.end()
-        self._count(exchange, moved)
+        self._advance(exchange, moved)
         exchange.guard()
         return loss
 
@@ -159,7 +162,7 @@ class Distributed(torch.optim.Optimizer):
         while exchange.flight:
             yield exchange.receive()
 
-    def _count(self, exchange: Exchange, moved: bool) -> None:
+    def _advance(self, exchange: Exchange, moved: bool) -> None:
         self.stats.stepped(exchange.layout.numel, exchange.workers)
         self.stats.skipped += not moved
         for group in self.param_groups:
@@ -174,6 +177,7 @@ class Distributed(torch.optim.Optimizer):
             self._overlap.reset()
         self._exchange = begun or self._current() or self._renewed()
         self._exchange.begin()
+        self._exchange.settle()
         return self._exchange
 
     def _current(self) -> Exchange | None:
@@ -217,17 +221,22 @@ class Distributed(torch.optim.Optimizer):
         return self._overlap.accumulate() if self._overlap is not None else nullcontext()
 
     def _agreed(self, group: dist.ProcessGroup | None) -> Exchange:
-        workers = group.size() if group is not None else 1
-        choices = Choices(
-            choose(self._asked_kernels)[1], workers, self.options.ties, self.options.zeros, self.options.rounding
-        )
+        o, workers = self.options, group.size() if group is not None else 1
+        choices = Choices(choose(self._asked_kernels)[1], workers, o.ties, o.zeros, o.rounding)
         self._steps = METHODS[self.method].steps(self._rule, choices)
         # not self.defaults: torch adds a key to it when a state dict is loaded, which may happen on some workers only
         keys = (*self._rule.defaults(), "weight_decay", "maximize")
-        shared = self._rule.shared_state
-        return Exchange(
-            group, self.options, self._steps.wire, self.param_groups, keys, self.state, self.stats, self.phases, shared
+        parts = (
+            self._steps.wire,
+            self.param_groups,
+            keys,
+            self.state,
+            self.stats,
+            self.phases,
+            self._rule.shared_state,
         )
+        # with an owner, since buckets of several optimizers would mix if they were under way at once
+        return Exchange(group, self._overlap, o, *parts)
 
     def _group(self) -> dist.ProcessGroup | None:
         return self._membership.group(type(self).__name__, self._exchange.workers if self._exchange else 1)
@@ -261,8 +270,10 @@ class Distributed(torch.optim.Optimizer):
         """Load this worker's own state; momentum keeps its dtype, whatever the parameter's is.
 
         Raises:
-            ValueError: a momentum has another shape than its parameter.
+            ValueError: a momentum has another shape than its parameter. OverlapError: ballots of a step have left.
         """
+        if self._exchange is not None and self._exchange.begun:
+            raise OverlapError("a state was loaded after ballots had left, with overlap=True: load it before backward")
         with momenta_kept(self, self._rule.momentum_dtype):
             super().load_state_dict(state_dict)
 

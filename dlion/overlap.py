@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from dlion.errors import OverlapError
 from dlion.exchange import Exchange
 from dlion.layout import Bucket, check_dense, local, named
-from dlion.ops.bits import bit_sum
+from dlion.ops.bits import digest
 from dlion.phases import Phases
 from dlion.pipeline import Steps
 
@@ -62,10 +62,11 @@ class Overlap:
 
     def reset(self) -> None:
         """Begin to watch a new step."""
-        self._here: tuple[Exchange, Steps] | None = None
-        self._missing: dict[int, int] = {}
-        self._arrived: set[int] = set()
-        self._voted: dict[int, int] = {}  # slot -> bit_sum of the gradient as it was when its ballots left
+        self._using: tuple[Exchange, Steps] | None = None
+        self._missing: dict[int, int] = {}  # bucket number -> pieces whose gradients are not there
+        self._arrived: set[int] = set()  # slots whose gradients are
+        self._left: set[int] = set()  # slots of which a ballot has left
+        self._voted: dict[int, Tensor] = {}  # slot -> digest of the gradient as it was then
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -78,11 +79,15 @@ class Overlap:
 
     def check(self, exchange: Exchange) -> None:
         """Raise OverlapError if a gradient is not the one that this worker voted with."""
-        for slot, bits in self._voted.items():
+        with self._phases("ballot"):
+            self._check(exchange)
+
+    def _check(self, exchange: Exchange) -> None:
+        for slot, wanted in self._voted.items():
             # by value: DistributedDataParallel writes equal values again at the end of backward, and not every
             # operation that changes a tensor counts its version up
             grad = exchange.replica.params[slot].grad
-            if grad is None or bit_sum(local(grad)) != bits:
+            if grad is None or not torch.equal(digest(local(grad)), wanted):
                 raise OverlapError(
                     f"the gradient of {self._names[slot]} changed after its ballot had left (clipping, unscale_, "
                     "zero_grad?), and overlap=True votes during backward: change gradients inside the model's own "
@@ -96,19 +101,20 @@ class Overlap:
         with self._lock:
             if not self._arrived:
                 self._start()
-            if slot in self._arrived:
+            if slot in self._left:
                 raise OverlapError(
                     f"the gradient of {self._names[slot]} was computed twice before step(), and overlap=True votes "
                     f"with the first: {ACCUMULATE}, call step() after each last one (a gradient scaler that skips "
                     "it needs overlap=False), or use overlap=False"
                 )
+            new = slot not in self._arrived  # a backward pass that failed half-way may be repeated
             self._arrived.add(slot)
-            if self._here is not None:
-                self._send(slot, *self._here)
+            if self._using is not None and new:
+                self._send(slot, *self._using)
 
     def _start(self) -> None:
         begin = self._begin()
-        self._here = begin() if begin is not None else None
+        self._using = begin() if begin is not None else None
         self._missing = {}
         for numbers in self._buckets_of:
             for number in numbers:
@@ -129,9 +135,10 @@ class Overlap:
 
     def _remember(self, bucket: Bucket, exchange: Exchange) -> None:
         for piece in bucket.pieces:
+            self._left.add(piece.slot)
             grad = exchange.replica.params[piece.slot].grad
             if piece.slot not in self._voted and grad is not None:
-                self._voted[piece.slot] = bit_sum(local(grad))
+                self._voted[piece.slot] = digest(local(grad))
 
 
 def _hook(overlap: "weakref.ref[Overlap]", slot: int) -> Callable[[Tensor], None]:

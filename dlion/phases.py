@@ -12,8 +12,9 @@ _NOTHING = nullcontext()
 class Phases:
     """Seconds that one worker spends in each phase of its steps; off until `start()`, and free while it is off.
 
-    "ballot": momentum, signs and bits. "wait": blocked until the network has brought something; with `overlap=True`
-    what backward did not hide. "tally": counting, and handing verdicts to the network. "apply": moving parameters.
+    "ballot": momentum, signs and bits, and handing them to the network; with `overlap=True` also finding out whether
+    gradients changed. "wait": blocked until the network has brought something; with `overlap=True` what backward did
+    not hide. "tally": counting, and handing verdicts to the network. "apply": moving parameters.
     On CPU tensors; work queued on an accelerator is not waited for.
     """
 

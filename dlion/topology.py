@@ -21,6 +21,8 @@ from dlion.layout import from_shards, into_shards
 from dlion.stats import Stats
 from dlion.voting import Voting
 
+REPLICATED_WORDS = 1024  # up to here one call with all ballots is quicker than two with shards
+
 Consultation = Generator[Call[Any], None, tuple[Tensor, Tensor]]
 
 
@@ -87,15 +89,15 @@ class Sharded:
         rows = into_shards(header, planes, self.shards)
         del planes
         self.stats.moved(*[(ballots.size - 1) * nbytes(rows[0])] * 2)
-        voting = ballots.all_to_all(rows)
-        yield voting
-        verdict = _row(*_tallied(voting.result, tally, ballots.rank))
-        del rows, voting
+        call = ballots.all_to_all(rows)
+        yield call
+        verdict = _row(*_tallied(call.result, tally, ballots.rank))
+        del rows, call
         self.stats.moved(*[(ballots.size - 1) * nbytes(verdict)] * 2)
-        answering = verdicts.all_gather(verdict)
-        yield answering
-        rows = answering.result
-        del verdict, answering
+        call = verdicts.all_gather(verdict)
+        yield call
+        rows = call.result
+        del verdict, call
         return _verdict(rows, tally, length)
 
 
@@ -112,9 +114,9 @@ class Replicated:
         row = into_shards(header, planes, 1)[0]
         del planes
         self.stats.moved(*[(ballots.size - 1) * nbytes(row)] * 2)
-        voting = ballots.all_gather(row)
-        yield voting
-        verdict, counted = _tallied(voting.result, tally, 0)
+        call = ballots.all_gather(row)
+        yield call
+        verdict, counted = _tallied(call.result, tally, 0)
         return verdict[None], counted.view(tally.verdict_planes, -1)
 
 
@@ -134,21 +136,21 @@ class Server:
         length, others = planes.shape[1], ballots.size - 1
         row = into_shards(header, planes, 1)[0]
         del planes
-        voting = ballots.gather(row, to=0)
-        yield voting
-        if voting.result is not None:
+        gathering = ballots.gather(row, to=0)
+        yield gathering
+        if gathering.result is not None:
             self.stats.moved(0, others * nbytes(row))
-            verdict = _row(*_tallied(voting.result, tally, 0))
+            verdict = _row(*_tallied(gathering.result, tally, 0))
             self.stats.moved(others * nbytes(verdict), 0)
         else:
             self.stats.moved(nbytes(row), 0)
             verdict = row.new_empty(header.numel() + tally.width(row.numel() - header.numel()))
             self.stats.moved(0, nbytes(verdict))
-        del voting, row
-        answering = verdicts.send_out(verdict, source=0)
-        yield answering
+        del gathering, row
+        call = verdicts.send_out(verdict, source=0)
+        yield call
         del verdict
-        return _verdict(answering.result[None], tally, length)
+        return _verdict(call.result[None], tally, length)
 
 
 @dataclass(frozen=True)
@@ -162,15 +164,34 @@ class AllReduce:
     def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         ballots = self.voting.ballots
         self.stats.moved(*[(ballots.size - 1) * nbytes(header)] * 2)
-        voting = ballots.all_gather(header)
-        yield voting
-        verdict, voters = tally.judge(voting.result)
+        call = ballots.all_gather(header)
+        yield call
+        verdict, voters = tally.judge(call.result)
         total = planes if ballots.rank in voters else torch.zeros_like(planes)
         if voters and planes.numel():
             # what a ring all-reduce moves; the backend may choose another way
             self.stats.moved(*[2 * (ballots.size - 1) * nbytes(planes) // ballots.size] * 2)
             yield self.voting.verdicts.sum_(total)
         return verdict[None], total
+
+
+def choose_topology(name: str, voting: Voting | None, stats: Stats, words: int, *, summed: bool) -> Topology:
+    """The topology of this name; "auto" replicates ballots between two workers and for few words, else shards them.
+
+    Args:
+        voting: None for one worker alone.
+        words: of the whole layout.
+        summed: whether messages are full-precision numbers, for which the backend has its own way.
+    """
+    if voting is None:
+        return Solo()
+    if summed:
+        return AllReduce(voting, stats)
+    if name == "auto":
+        name = "replicated" if voting.ballots.size == 2 or words <= REPLICATED_WORDS else "sharded"
+    if name == "sharded":
+        return Sharded(voting, stats)
+    return Replicated(voting, stats) if name == "replicated" else Server(voting, stats)
 
 
 def _tallied(rows: Tensor, tally: Tally, shard: int) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,9 @@ import torch.distributed as dist
 from dlion.channel import Channel, ranks_text, timeout_of
 from dlion.errors import ExchangeError
 
+MakeGroup = Callable[[str], dist.ProcessGroup]
+SHARED = 0  # the number of the pair that every optimizer uses whose calls never overlap with another's
+
 
 @dataclass(frozen=True)
 class Voting:
@@ -20,41 +23,59 @@ class Voting:
     rounds: list[int]  # how many agreements were begun here; one number, held in a list so that it can grow
 
 
-_made: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float | None, Voting]]" = weakref.WeakKeyDictionary()
+_made: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[float | None, int], Voting]]"
+_made = weakref.WeakKeyDictionary()
+_owned: "weakref.WeakKeyDictionary[object, weakref.WeakKeyDictionary[dist.ProcessGroup, Voting]]"
+_owned = weakref.WeakKeyDictionary()
+_makers: "weakref.WeakKeyDictionary[dist.ProcessGroup, MakeGroup]" = weakref.WeakKeyDictionary()
 
 
-def adopt(
-    parent: dist.ProcessGroup,
-    ballots: dist.ProcessGroup,
-    verdicts: dist.ProcessGroup,
-    timeout: timedelta | None = None,
-) -> None:
-    """Vote over groups that exist already, where voting over `parent` with this `timeout` would make them."""
-    seconds = timeout.total_seconds() if timeout else None
-    _made.setdefault(parent, {})[seconds] = Voting(Channel(ballots), Channel(verdicts), [0])
+def adopt(parent: dist.ProcessGroup, make: MakeGroup) -> None:
+    """Make dlion's groups over the workers of `parent` by `make(name)`, which keeps them alive, and not by torch."""
+    _makers[parent] = make
 
 
-def voting_groups(parent: dist.ProcessGroup, timeout: timedelta | None) -> Voting:
-    """The two groups over the workers of `parent`, made once for each (parent, timeout) and shared by all optimizers.
+def voting_groups(parent: dist.ProcessGroup, timeout: timedelta | None, owner: object = None) -> Voting:
+    """The two groups over the workers of `parent`, made at first use.
 
-    Waits first until every worker of `parent` has come.
+    Args:
+        timeout: seconds that calls wait; None: the parent group's own.
+        owner: None shares one pair for each (parent, timeout), which is enough while no two exchanges are under way at
+            once. Otherwise a pair for this object alone, which lives until the process group is destroyed. Workers
+            must ask for their pairs in the same order.
 
     Raises:
-        ExchangeError: names the ranks that have not come within `timeout` (None: the parent group's own).
+        ExchangeError: names the ranks that have not come within `timeout`.
     """
-    seconds = timeout.total_seconds() if timeout else None
+    if owner is None:
+        return _pair(parent, timeout, SHARED)
+    owned = _owned.setdefault(owner, weakref.WeakKeyDictionary())
+    if parent not in owned:
+        owned[parent] = _pair(parent, timeout, 1 + max((number for _, number in _made.get(parent, {})), default=SHARED))
+    return owned[parent]
+
+
+def _pair(parent: dist.ProcessGroup, timeout: timedelta | None, number: int) -> Voting:
+    key = (timeout.total_seconds() if timeout else None, number)
     made = _made.setdefault(parent, {})
-    if seconds not in made:
-        wait_for_all(parent, f"dlion/groups/{seconds}", timeout)
-        limit = timeout or timeout_of(parent)
-        ranks = dist.get_process_group_ranks(parent)
-        backend = dist.get_backend_config(parent)
-        pair = [
-            dist.new_group(ranks, timeout=limit, backend=backend, use_local_synchronization=True, group_desc=desc)
-            for desc in ("dlion ballots", "dlion verdicts")
-        ]
-        made[seconds] = Voting(Channel(pair[0]), Channel(pair[1]), [0])
-    return made[seconds]
+    if key not in made:
+        wait_for_all(parent, f"dlion/groups/{key}", timeout)
+        make = _makers.get(parent) or _by_torch(parent, timeout)
+        made[key] = Voting(Channel(make(f"dlion ballots {key}")), Channel(make(f"dlion verdicts {key}")), [0])
+    return made[key]
+
+
+def _by_torch(parent: dist.ProcessGroup, timeout: timedelta | None) -> MakeGroup:
+    limit = timeout or timeout_of(parent)
+    ranks = dist.get_process_group_ranks(parent)
+    backend = dist.get_backend_config(parent)
+
+    def make(name: str) -> dist.ProcessGroup:
+        group = dist.new_group(ranks, timeout=limit, backend=backend, use_local_synchronization=True, group_desc=name)
+        assert isinstance(group, dist.ProcessGroup)
+        return group
+
+    return make
 
 
 def wait_for_all(group: dist.ProcessGroup, key: str, timeout: timedelta | None) -> None:

@@ -72,6 +72,7 @@ def test_mix64_known_answers(arguments: tuple[int, int, int], answer: int) -> No
     a, word, rank = arguments
     assert oracle.mix64(a, word, rank) == answer
     assert unsigned(mix64(a, torch.tensor([word]), rank)) == [answer]
+    assert unsigned(mix64(a, word, torch.tensor([rank]))) == [answer]
 
 
 @quick

@@ -114,7 +114,8 @@ def test_finished_experiments_are_not_repeated_unless_asked(
     assert command("--only", "100mbit", "1gbit") == 0
     assert "[1/1] 1gbit" in capsys.readouterr().out
     assert command("--only", "100mbit", "1gbit") == 0
-    assert "[1/" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "[1/" not in said and "--again repeats it" in said
     assert command("--only", "100mbit", "--again") == 0
     assert "[1/1] 100mbit" in capsys.readouterr().out
 
@@ -218,3 +219,19 @@ def test_the_document_has_a_place_for_every_table(tmp_path: Path) -> None:
         fill(document, "network", "nothing", "")
     with pytest.raises(ValueError, match="there is no"):
         fill(tmp_path / "absent.md", "network", "targets", "")
+
+
+def test_the_documents_tables_are_those_of_its_results(tmp_path: Path) -> None:
+    document = tmp_path / "benchmarks.md"
+    document.write_text(DOCS.read_text(encoding="utf-8"), encoding="utf-8")
+    assert network.main(["--table", "--docs", str(document)]) == 0
+    assert document.read_text(encoding="utf-8") == DOCS.read_text(encoding="utf-8")
+
+
+def test_other_results_are_printed_and_never_published(
+    command: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = tmp_path / "benchmarks.md"
+    document.write_text("no marks, so that writing here would fail", encoding="utf-8")
+    assert command("--only", "100mbit", "--name", "mine", "--docs", str(document)) == 0
+    assert "| 100 Mbit/s | DDP fp32 / dlion" in capsys.readouterr().out

@@ -26,16 +26,21 @@ def gloo_group(store: Any, name: str, rank: int, size: int, seconds: float) -> d
 def world(size: int, work: Callable[[int, dist.ProcessGroup], Any], seconds: float = 30) -> list[Any]:
     """Run `work(rank, group)` on `size` ranks at once; what each returned, or the exception it raised.
 
-    The group passed is the parent; dlion's ballots and verdicts run on two more.
+    The group passed is the parent; dlion's ballots and verdicts run on more of them.
     """
     store = dist.HashStore()
     results: list[Any] = [None] * size
 
     def run(rank: int) -> None:
         try:
-            groups = [gloo_group(store, name, rank, size, seconds) for name in ("parent", "ballots", "verdicts")]
-            adopt(*groups)
             # dlion holds its groups weakly: in a real process torch keeps them until it is told to destroy them
+            groups = [gloo_group(store, "parent", rank, size, seconds)]
+
+            def make(name: str) -> dist.ProcessGroup:
+                groups.append(gloo_group(store, name, rank, size, seconds))
+                return groups[-1]
+
+            adopt(groups[0], make)
             results[rank] = work(rank, groups[0])
             groups.clear()
         except Exception as error:

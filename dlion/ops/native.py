@@ -38,15 +38,10 @@ FINE, BAD_PIECE, NO_MEMORY = 0, -1, -2  # what the C functions return; 1 is "not
 MOST_VOTERS = 2**20 - 1  # that the adder's planes hold
 
 _int, _long, _word, _address = ctypes.c_int, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
+_moment = [_word] * 3  # first word, t, rank or seed
 SIGNATURES = {
-    "dlion_ballot": [_address] * 6 + [_long, _address, _address, _long, _address, _long, _long] + [_word] * 3 + [_int],
-    "dlion_apply": [_address] * 5
-    + [_long, _address]
-    + [_long] * 3
-    + [_address] * 2
-    + [_long, _int]
-    + [_word] * 3
-    + [_int],
+    "dlion_ballot": [_address] * 6 + [_long, _address, _address, _long, _address, _long, _long] + _moment + [_int],
+    "dlion_apply": [_address] * 5 + [_long, _address] + [_long] * 3 + [_address] * 2 + [_long, _int] + _moment + [_int],
     "dlion_tally": [_address] + [_long] * 4 + [_int] * 3 + [_address, _word, _word, _int],
     "dlion_use_path": [ctypes.c_char_p],
 }

@@ -10,8 +10,8 @@ from torch import Tensor
 from dlion.ops.arguments import ballot_planes, check_pieces, check_rounding, check_tables
 from dlion.ops.bits import count, equals, exceeds, less_or_more, levels, mix64, pack
 
-# Hashes end with a rank for zeros of a ballot, with the complement of a seed for parameters, and with this plus the
-# rank for momenta: three ranges that do not meet, so what is drawn for one says nothing of the others.
+# In the middle of a hash stands a word for zeros of a ballot, the complement of a seed for parameters, and this plus
+# the rank for momenta: three ranges that do not meet, so what is drawn for one says nothing of the others.
 MOMENTUM_KEYS = 2**62
 
 SMALLEST_MOMENTUM = 2.0**-126  # below it a float32 is denormal, and denormals make a ballot 13 times slower
@@ -238,7 +238,7 @@ def apply(
 def round_stochastic(values: Tensor, dtype: torch.dtype, first_word: int, t: int, key: int) -> Tensor:
     """f32[n] -> dtype[n]: up or down with the odds of the distance, so that small updates survive on average.
 
-    Element e of the layout takes 16 bits, lane `e % 4` of `mix64(t//2, e//4, key)`, complemented when t is odd, so
+    Element e of the layout takes 16 bits, lane `e % 4` of `mix64(t//2, key, e//4)`, complemented when t is odd, so
     that what one step gains by rounding the next loses. bf16: added to the 16 bits that are dropped. fp16: its
     upper 13 bits to the 13 dropped; below 2**-14, where fp16 has steps of 2**-24, to the first 16 bits of the
     fraction of a step. Values of 2**16 and more in fp16, infinities and NaN are rounded to nearest. float32 and
@@ -247,7 +247,7 @@ def round_stochastic(values: Tensor, dtype: torch.dtype, first_word: int, t: int
     if dtype not in (torch.bfloat16, torch.float16):
         return values
     quads = torch.arange(first_word * 16, first_word * 16 + -(-values.numel() // 4), device=values.device)
-    noise = mix64(t // 2, quads, key)
+    noise = mix64(t // 2, key, quads)
     noise = ~noise if t % 2 else noise
     random = (noise[:, None] >> torch.tensor([0, 16, 32, 48], device=noise.device)) & 0xFFFF
     pattern = values.view(torch.int32).long() & 0xFFFFFFFF

@@ -29,7 +29,7 @@ inline uint64_t hash(uint64_t a, uint64_t word, uint64_t r) {
 
 // The 16 bits that element `element` of the layout is rounded by.
 inline uint32_t random16(uint64_t t, uint64_t element, uint64_t key) {
-    const uint64_t noise = hash(t / 2, element / 4, key);
+    const uint64_t noise = hash(t / 2, key, element / 4);
     return (uint32_t)((t % 2 ? ~noise : noise) >> (16 * (element % 4)) & 0xffff);
 }
 

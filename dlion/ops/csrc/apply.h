@@ -22,7 +22,7 @@ struct Steps {
         F left[1 << PLANES];
         for (int level = 0; level < 1 << PLANES; ++level) left[level] = step[level];
         for (int plane = 0; plane < PLANES; ++plane) {
-            const I set = mask_of(span.planes[plane * span.plane_stride + word], j);
+            const M set = mask_of(span.planes[plane * span.plane_stride + word], j);
             for (int level = 0; level < 1 << (PLANES - plane - 1); ++level)
                 left[level] = select(set, left[2 * level + 1], left[2 * level]);
         }
@@ -37,8 +37,8 @@ struct Steps<0> {  // any number of planes
     DLION_INLINE F at(const ApplySpan& span, int64_t word, int j) const {
         U level{};
         for (int plane = 0; plane < span.plane_count; ++plane) {
-            const I set = mask_of(span.planes[plane * span.plane_stride + word], j);
-            level |= (U)set & (1u << plane);
+            const M set = mask_of(span.planes[plane * span.plane_stride + word], j);
+            level |= select(set, splat(1u << plane), U{});
         }
         F step;
         for (int i = 0; i < LANES; ++i) step[i] = span.table[level[i]];
@@ -47,7 +47,8 @@ struct Steps<0> {  // any number of planes
 };
 
 struct Nearest {
-    explicit DLION_INLINE Nearest(const ApplySpan&, int64_t) {}
+    explicit DLION_INLINE Nearest(const ApplySpan&) {}
+    DLION_INLINE void begin(const ApplySpan&, int64_t) {}
     template <class Kind>
     DLION_INLINE void store(typename Kind::Raw* to, F x, int) const { Kind::store(to, x); }
 };
@@ -55,15 +56,16 @@ struct Nearest {
 struct Stochastic {
     Dither dither;
 
-    DLION_INLINE Stochastic(const ApplySpan& span, int64_t word)
-        : dither(span.half, span.odd, span.word + word, ~span.seed) {}
+    explicit DLION_INLINE Stochastic(const ApplySpan& span) : dither(span.half, span.odd, ~span.seed) {}
+    DLION_INLINE void begin(const ApplySpan& span, int64_t word) { dither.draw(span.word + word); }
     template <class Kind>
     DLION_INLINE void store(typename Kind::Raw* to, F x, int j) const { Kind::store(to, x, dither.at(j)); }
 };
 
 template <class Kind, class Rounding, int PLANES>
-DLION_INLINE void move_word(typename Kind::Raw* param, const ApplySpan& span, const Steps<PLANES>& steps, int64_t word) {
-    const Rounding rounding(span, word);
+DLION_INLINE void move_word(typename Kind::Raw* param, const ApplySpan& span, const Steps<PLANES>& steps,
+                            Rounding& rounding, int64_t word) {
+    rounding.begin(span, word);
     for (int j = 0; j < WORD; j += LANES) {
         const F moved = Kind::load(param + j) * splat(span.decay) - steps.at(span, word, j);
         rounding.template store<Kind>(param + j, moved, j);
@@ -75,16 +77,17 @@ void apply_planes(const ApplySpan& span) {
     typedef typename Kind::Raw Raw;
     Raw* param = (Raw*)span.param;
     const Steps<PLANES> steps(span);
+    Rounding rounding(span);
     const int64_t whole = span.numel / WORD;
     for (int64_t word = 0; word < whole; ++word) {
         ahead(param + word * WORD, WORD * sizeof(Raw));
-        move_word<Kind, Rounding>(param + word * WORD, span, steps, word);
+        move_word<Kind>(param + word * WORD, span, steps, rounding, word);
     }
     const int64_t rest = span.numel - whole * WORD;
     if (rest) {
         Raw last[WORD] = {};
         std::memcpy(last, param + whole * WORD, rest * sizeof(Raw));
-        move_word<Kind, Rounding>(last, span, steps, whole);
+        move_word<Kind>(last, span, steps, rounding, whole);
         std::memcpy(param + whole * WORD, last, rest * sizeof(Raw));
     }
 }

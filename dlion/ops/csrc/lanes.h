@@ -47,20 +47,35 @@ DLION_INLINE void ahead(const void* place, int nbytes) {
     for (int line = 0; line < nbytes; line += 64) __builtin_prefetch((const char*)place + AHEAD + line);
 }
 
-DLION_INLINE U lane_numbers() {
-    U n;
-    for (int i = 0; i < LANES; ++i) n[i] = i;
-    return n;
-}
-
 DLION_INLINE U select(I mask, U yes, U no) { return ((U)mask & yes) | (~(U)mask & no); }
-DLION_INLINE F select(I mask, F yes, F no) { return (F)select(mask, (U)yes, (U)no); }
 
-// One bit from each lane of a comparison's result.
-DLION_INLINE uint64_t bits_of(I mask) {
+// A truth for each lane, M. AVX-512 keeps it in a register of bits, and compilers that see vectors of whole lanes go
+// there and back again.
 #if defined(__AVX512DQ__) && DLION_LANES == 16
-    return _cvtmask16_u32(_mm512_movepi32_mask((__m512i)mask));
-#elif defined(__AVX2__) && DLION_LANES == 8
+
+typedef __mmask16 M;
+
+DLION_INLINE M above(F a, F b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ); }
+DLION_INLINE M equal(F a, F b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_EQ_OQ); }
+DLION_INLINE M less(U a, U b) { return _mm512_cmplt_epu32_mask((__m512i)a, (__m512i)b); }
+DLION_INLINE U select(M mask, U yes, U no) { return (U)_mm512_mask_blend_epi32(mask, (__m512i)no, (__m512i)yes); }
+DLION_INLINE uint64_t bits_of(M mask) { return mask; }
+DLION_INLINE M mask_of(uint64_t word, int at) { return (M)(word >> at); }
+
+DLION_INLINE U widen(H x) { return (U)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)x); }
+DLION_INLINE H narrow(U x) { return (H)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)x); }
+
+#else
+
+typedef I M;
+
+DLION_INLINE M above(F a, F b) { return a > b; }
+DLION_INLINE M equal(F a, F b) { return a == b; }
+DLION_INLINE M less(U a, U b) { return a < b; }
+
+// One bit from each lane.
+DLION_INLINE uint64_t bits_of(M mask) {
+#if defined(__AVX2__) && DLION_LANES == 8
     return (uint32_t)_mm256_movemask_ps((__m256)mask);
 #elif defined(__SSE2__) && DLION_LANES == 4
     return (uint32_t)_mm_movemask_ps((__m128)mask);
@@ -72,12 +87,19 @@ DLION_INLINE uint64_t bits_of(I mask) {
 }
 
 // The inverse, from bits `at` and on of a word.
-DLION_INLINE I mask_of(uint64_t word, int at) {
-    const U bit = splat(uint32_t{1}) << lane_numbers();
+DLION_INLINE M mask_of(uint64_t word, int at) {
+    U bit;
+    for (int i = 0; i < LANES; ++i) bit[i] = uint32_t{1} << i;
     return (splat((uint32_t)(word >> at)) & bit) != 0;
 }
 
-DLION_INLINE I is_finite(F x) { return ((U)x & 0x7f800000u) != 0x7f800000u; }
+DLION_INLINE U widen(H x) { return __builtin_convertvector(x, U); }
+DLION_INLINE H narrow(U x) { return __builtin_convertvector(x, H); }
+
+#endif
+
+DLION_INLINE F select(M mask, F yes, F no) { return (F)select(mask, (U)yes, (U)no); }
+DLION_INLINE M is_finite(F x) { return less((U)x & 0x7fffffffu, splat(0x7f800000u)); }
 
 // How numbers lie in memory. `pack` rounds to nearest, ties to even; `dither` rounds up with the probability of the
 // fraction that is dropped, given 16 random bits for each lane.
@@ -90,9 +112,9 @@ struct Float32 {
 
 struct Bfloat16 {
     typedef uint16_t Raw;
-    static DLION_INLINE F load(const Raw* from) { return (F)(__builtin_convertvector(read<H>(from), U) << 16); }
-    static DLION_INLINE void store(Raw* to, F x) { write(to, __builtin_convertvector(pack(x), H)); }
-    static DLION_INLINE void store(Raw* to, F x, U random) { write(to, __builtin_convertvector(dither(x, random), H)); }
+    static DLION_INLINE F load(const Raw* from) { return (F)(widen(read<H>(from)) << 16); }
+    static DLION_INLINE void store(Raw* to, F x) { write(to, narrow(pack(x))); }
+    static DLION_INLINE void store(Raw* to, F x, U random) { write(to, narrow(dither(x, random))); }
 
     static DLION_INLINE U pack(F x) {
         const U bits = (U)x;
@@ -112,7 +134,7 @@ struct Float16 {
     static constexpr uint32_t TOO_LARGE = 143u << 23;  // 2**16
 
     static DLION_INLINE F load(const Raw* from) {
-        const U half = __builtin_convertvector(read<H>(from), U);
+        const U half = widen(read<H>(from));
         const U magnitude = half & 0x7fffu;
         U bits = (magnitude << 13) + REBIAS;
         bits += (U)(magnitude >= 0x7c00u) & REBIAS;  // infinity and NaN
@@ -120,8 +142,8 @@ struct Float16 {
         return (F)(select(magnitude < 0x400u, (U)small, bits) | ((half & 0x8000u) << 16));
     }
 
-    static DLION_INLINE void store(Raw* to, F x) { write(to, __builtin_convertvector(pack(x), H)); }
-    static DLION_INLINE void store(Raw* to, F x, U random) { write(to, __builtin_convertvector(dither(x, random), H)); }
+    static DLION_INLINE void store(Raw* to, F x) { write(to, narrow(pack(x))); }
+    static DLION_INLINE void store(Raw* to, F x, U random) { write(to, narrow(dither(x, random))); }
 
     static DLION_INLINE U pack(F x) {
         const U sign = ((U)x >> 16) & 0x8000u;
@@ -137,7 +159,7 @@ struct Float16 {
         const U sign = ((U)x >> 16) & 0x8000u;
         const U bits = (U)x & 0x7fffffffu;
         const U normal = (bits + (random >> 3) - REBIAS) >> 13;
-        const F steps = select(bits < NORMAL, (F)bits, F{}) * 0x1p40f;  // of 2**-24, with 16 bits of fraction
+        const F steps = (F)select(bits < NORMAL, bits, U{}) * 0x1p40f;  // of 2**-24, with 16 bits of fraction
         const U small = ((U)__builtin_convertvector(steps, I) + random) >> 16;
         const U half = select(bits < NORMAL, small, normal);
         return select(bits < TOO_LARGE, half | sign, pack(x));
@@ -159,25 +181,29 @@ DLION_INLINE uint64_t mix64(uint64_t a, uint64_t word, uint64_t r) {
     return finalise((finalise((finalise(a + GOLDEN) ^ word) + GOLDEN) ^ r) + GOLDEN);
 }
 
-// 16 random bits for each element of a word: lane e % 4 of the hash of (t // 2, e // 4, key), element e of the layout,
-// complemented when t is odd.
-struct Dither {
-    uint16_t random[WORD];
+// 16 random bits for each element: lane e % 4 of mix64(t // 2, key, e // 4), element e of the layout, complemented when t
+// is odd. The element comes last: all that is hashed before it is hashed once.
+class Dither {
+public:
+    DLION_INLINE Dither(uint64_t half, bool odd, uint64_t key)
+        : start_(finalise((finalise(half + GOLDEN) ^ key) + GOLDEN)), flip_(odd ? ~uint64_t{0} : 0) {}
 
-    DLION_INLINE Dither(uint64_t half, bool odd, uint64_t word, uint64_t key) {
+    // Draw for the elements of a word.
+    DLION_INLINE void draw(uint64_t word) {
         constexpr int AT_ONCE = sizeof(Q) / sizeof(uint64_t);
         Q number;
         for (int i = 0; i < AT_ONCE; ++i) number[i] = i;
         number += word * (WORD / 4);
-        const Q start = splat(finalise(half + GOLDEN));
-        for (int k = 0; k < WORD / 4; k += AT_ONCE) {
-            Q hash = finalise((finalise((start ^ (number + k)) + GOLDEN) ^ key) + GOLDEN);
-            if (odd) hash = ~hash;
-            write(random + 4 * k, hash);
-        }
+        for (int k = 0; k < WORD / 4; k += AT_ONCE)
+            write(random_ + 4 * k, finalise(((number + k) ^ start_) + GOLDEN) ^ flip_);
     }
 
-    DLION_INLINE U at(int j) const { return __builtin_convertvector(read<H>(random + j), U); }
+    // For elements j and on of that word.
+    DLION_INLINE U at(int j) const { return widen(read<H>(random_ + j)); }
+
+private:
+    uint64_t start_, flip_;
+    uint16_t random_[WORD];
 };
 
 }  // namespace
