@@ -3,11 +3,14 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import children, dlion, start
+
+from dlion.train.bench.settings import FLAGS as FLAGS_OF_CONTENDERS
 
 FLAGS = ["bench", "--width", "64", "--layers", "1", "--tokens", "8", "--device", "cpu"]
 SMALL = [*FLAGS, "--workers", "2"]
@@ -38,11 +41,21 @@ def test_every_contender_took_its_steps(result: dict[str, Any]) -> None:
     assert list(result["contenders"]) == EVERYBODY
     assert result["workers"] == 2 and result["rounds"] >= 3
     for found in result["contenders"].values():
+        assert len(found["turns"]) == result["rounds"]
         assert len(found["steps"]) >= 3 and min(found["steps"]) > 0
         assert min(found["steps"]) <= found["seconds"] <= max(found["steps"])
         parts = found["parts"]
         assert parts["forward"] > 0 and parts["backward"] > 0 and parts["update"] > 0
     assert result["contenders"]["ddp fp32"]["bucket_cap_mb"] in (1, 5, 25)
+
+
+def test_ratios_to_dlion_are_of_the_steps_of_a_round(result: dict[str, Any]) -> None:
+    assert list(result["ratios"]) == EVERYBODY
+    assert set(result["ratios"]["dlion"].values()) == {1.0}
+    dlion = result["contenders"]["dlion"]["turns"]
+    for name, ratio in result["ratios"].items():
+        by_round = [one / other for one, other in zip(result["contenders"][name]["turns"], dlion, strict=True)]
+        assert min(by_round) <= ratio["low"] <= ratio["median"] <= ratio["high"] <= max(by_round)
 
 
 def test_bytes_agree_by_counter_formula_and_interface(result: dict[str, Any]) -> None:
@@ -81,23 +94,31 @@ def test_settings_and_environment_name_no_machine(result: dict[str, Any]) -> Non
 def test_the_terminal_and_the_page_say_the_sentence(measured: tuple[Path, str], result: dict[str, Any]) -> None:
     folder, output = measured
     page = (folder / "index.html").read_text()
-    assert result["sentence"].startswith("Voting ")
+    assert result["sentence"].startswith("Measured here: ")
     assert result["sentence"] in " ".join(output.split())
     assert result["sentence"] in page
     assert all(character.isprintable() or character == "\n" for character in output)
-    for name in EVERYBODY:
-        assert f"\n{name} " in output and f"<th>{name}</th>" in page
+    for flag in FLAGS_OF_CONTENDERS:
+        assert f"\n{flag} " in output and f"<th>{flag}</th>" in page
     assert "written: bench-runs/gpt-n2/bench.json" in output
 
 
-def test_torchrun_starts_the_same_and_the_average_is_counted(tmp_path: Path) -> None:
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dlion")
+# Each rank is the first of its machine and has an --out of its own.
+ALONE = 'LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 exec "$0" -m dlion "$@" --out found-by-$RANK'
+AS_A_MACHINE = ("--no-python", "sh", "-c", ALONE, sys.executable)
+
+
+def test_torchrun_starts_the_same_and_other_machines_say_where_the_results_are(tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *AS_A_MACHINE)
     some = ["--contenders", "dlion", "ddp-fp32", "--bucket-cap-mb", "2", "--vote", "average", "--seconds", "0.1"]
-    process = start([*FLAGS, *some, "--out", "found"], tmp_path, torchrun)
+    process = start([*FLAGS, *some], tmp_path, torchrun)
     output, errors = process.communicate(timeout=90)
     assert process.returncode == 0, errors
     assert output.count("written: ") == 1
-    result = json.loads((tmp_path / "found/bench.json").read_text())
+    where = f"{tmp_path / 'found-by-0'} on {os.uname().nodename}"
+    assert output.count(f"rank 0 shows the results and writes them to {where}\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["found-by-0"]
+    result = json.loads((tmp_path / "found-by-0/bench.json").read_text())
     assert list(result["contenders"]) == ["dlion", "ddp fp32"]
     assert result["workers"] == 2 and result["settings"]["vote"] == "average"
     assert result["overlap_phases"] is None

@@ -10,7 +10,7 @@ import dlion
 from dlion.channel import Channel, nbytes
 from dlion.header import WORDS
 from dlion.layout import WORD, Layout
-from dlion.train.bench.turns import Table
+from dlion.train.bench.turns import Turns
 from dlion.train.ranks import Ranks
 from dlion.voting import voting_groups
 
@@ -30,8 +30,8 @@ class BareExchange:
         # the optimizer never steps: it knows the length of a bucket
         bucket_bytes = dlion.DistributedLion(model.parameters(), vote=vote).options.bucket_bytes
         buckets = Layout.of([{"params": list(model.parameters())}], bucket_bytes * 8, WORD).buckets
-        self._voting = voting_groups(ranks.channel.group, None)
-        size = self._voting.ballots.size
+        self._groups = voting_groups(ranks.channel.group, None)
+        size = self._groups.ballots.size
         planes = 1 if vote == "majority" else size.bit_length()  # ceil(log2(size + 1))
         self._calls: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         for bucket in buckets:
@@ -46,17 +46,17 @@ class BareExchange:
         self.calls = len(own) + len(answers)
         self.seconds: list[float] = []
 
-    def turn(self, table: Table) -> None:
+    def turn(self, turns: Turns) -> None:
         """Run it once, all ranks together."""
-        self._voting.ballots.barrier()
+        self._groups.ballots.barrier()
         started = time.perf_counter()
         for ballots, verdict in self._calls:
             if verdict is None:
-                self._voting.ballots.all_gather(ballots).wait()
+                self._groups.ballots.all_gather(ballots).wait()
             else:
-                self._voting.ballots.all_to_all(ballots).wait()
-                self._voting.verdicts.all_gather(verdict).wait()
-        self.seconds.append(table.timed(time.perf_counter() - started))
+                self._groups.ballots.all_to_all(ballots).wait()
+                self._groups.verdicts.all_gather(verdict).wait()
+        self.seconds.append(turns.timed(time.perf_counter() - started))
 
     @property
     def median(self) -> float:
@@ -64,7 +64,7 @@ class BareExchange:
         return statistics.median(self.seconds)
 
     def _row(self, words: int) -> torch.Tensor:
-        return torch.zeros(WORDS + words, dtype=torch.int64, device=self._voting.ballots.device)
+        return torch.zeros(WORDS + words, dtype=torch.int64, device=self._groups.ballots.device)
 
 
 class Latencies:
@@ -77,7 +77,7 @@ class Latencies:
         self._all_reduces: list[float] = []
         self._votes: list[float] = []
 
-    def turn(self, table: Table) -> None:
+    def turn(self, turns: Turns) -> None:
         """Make some of these calls, all ranks together."""
         for _ in range(LATENCY_CALLS):
             self._channel.barrier()
@@ -88,7 +88,7 @@ class Latencies:
             self._channel.all_gather(self._row).wait()
             self._all_reduces.append(between - started)
             self._votes.append((time.perf_counter() - between) / 2)
-        table.timed(0.0)
+        turns.timed(0.0)
 
     def medians(self) -> dict[str, float]:
         """Of this rank."""

@@ -5,16 +5,18 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from dlion.train.bench.break_even import Terms
-from dlion.train.bench.sentence import duration, rate, volume
+from dlion.train.bench.sentence import bits, duration, rate, shown, volume
 from dlion.train.bench.table import phases_of
 from dlion.train.page import INK, drawing
 
 Result = dict[str, Any]
 
 # Okabe and Ito's colours, which colour-blind readers tell apart, and a pattern for each, for print without colours.
-VOTING, OTHER = "#0a84c6", "#9a9a9a"
+VOTER, OTHER = "#0a84c6", "#9a9a9a"
 COUNTED, SEEN = ("#0a84c6", ""), ("#e69f00", "////")
 LOOKS = {
     "compute": ("#9a9a9a", ""),
@@ -35,7 +37,7 @@ def steps(result: Result) -> str:
 
     def paint(axes: Axes) -> None:
         for place, (name, found) in enumerate(contenders.items()):
-            axes.barh(place, found["seconds"], 0.62, color=VOTING if name.startswith("dlion") else OTHER)
+            axes.barh(place, found["seconds"], 0.62, color=VOTER if name.startswith("dlion") else OTHER)
             axes.plot(quarters[name], [place, place], color=INK, linewidth=1)
             _value(axes, place, quarters[name][1], duration(found["seconds"]))
         _rows(axes, list(contenders), max(high for _, high in quarters.values()))
@@ -99,26 +101,32 @@ def bandwidths(result: Result) -> str:
     even = result["break_even"]
     if even is None:
         return ""
-    here = result["bare_exchange"]["mbit_per_s"]
-    points = [here] + ([even["mbit_per_s"]] if even["mbit_per_s"] else [])
-    reach = np.geomspace(min(10.0, min(points) / 2), max(10_000.0, 2 * max(points)), 200)
+    equal = even["mbit_per_s"] or 1000.0
+    reach = np.geomspace(min(10.0, equal / 2), max(10_000.0, 2 * equal), 200)
 
     def paint(axes: Axes) -> None:
-        lines = (("ddp", "ddp fp32", "#e06c00", "--"), ("dlion", even["contender"], VOTING, "-"))
+        lines = (("ddp", "ddp fp32", "#e06c00", "--"), ("dlion", even["contender"], VOTER, "-"))
         for which, name, colour, style in lines:
             terms = Terms(**even[which])
-            axes.plot(reach, [terms.seconds(8e-6 / at) for at in reach], style, color=colour, label=name)
+            axes.plot(1e6 * reach, [terms.seconds(8e-6 / at) for at in reach], style, color=colour, label=shown(name))
         if even["mbit_per_s"]:
             label = f"equal at {rate(even['mbit_per_s'])}"
-            axes.axvline(even["mbit_per_s"], color=INK, linewidth=1, label=label)
-        axes.axvline(here, color=INK, linewidth=1, linestyle=":", label=f"bare exchange here, {rate(here)}")
+            axes.axvline(1e6 * even["mbit_per_s"], color=INK, linewidth=1, label=label)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xlabel("Mbit/s")
-        axes.set_ylabel("seconds a step, by the model")
-        axes.legend(ncols=2, **ABOVE)
+        _decades(axes.xaxis, (1,), bits)
+        _decades(axes.yaxis, (1, 2, 5), duration)
+        axes.set_xlabel("bit/s")
+        axes.set_ylabel("a step, by the model")
+        axes.legend(ncols=3, **ABOVE)
 
     return drawing(paint, "bandwidths", "the model's seconds of a step against bandwidth", (WIDTH, 3.4))
+
+
+def _decades(axis: Axis, ticks: tuple[int, ...], text: Callable[[float], str]) -> None:
+    axis.set_major_locator(LogLocator(subs=ticks))
+    axis.set_major_formatter(lambda value, _: text(value))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _drawn(paint: Callable[[Axes], None], name: str, label: str, rows: float) -> str:
@@ -133,7 +141,7 @@ def _bar(
 
 
 def _rows(axes: Axes, names: list[str], longest: float) -> None:
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), [shown(name) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(0, ROOM * longest)
     axes.tick_params(axis="y", length=0)

@@ -3,8 +3,9 @@
     seconds of a step = local work + max(0, bytes / bandwidth + calls * latency - hidden)
 
 Local work, latency and what can be hidden are measured in this run; bytes are by formula. `hidden` is the backward
-pass for whoever exchanges during it, and 0 for others. So DDP is granted a perfect overlap at no cost to the
-computation, which it never has: its real steps are slower than this model says, and voting starts to pay earlier.
+pass for whoever exchanges during it, and 0 for others. Left out is what every contender pays beside that: waiting for
+slower workers, and for DDP what its overlap costs the computation. So the model is a lower bound for both contenders,
+and the break-even may lie on either side of it.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,5 +1,7 @@
 """`dlion bench` from its flags to its files: on local ranks, or on those that a launcher started."""
 
+import os
+import socket
 import sys
 from contextlib import suppress
 from functools import partial
@@ -63,13 +65,19 @@ def _bench_among_found(config: BenchConfig, out: Path | None, ranks: Ranks) -> N
     """Rank 0's flags count and rank 0 has the folder; a mistake of one is told by all."""
     channel = ranks.channel
 
-    def claim_on_rank_0() -> str | None:
+    def claim_on_rank_0() -> dict[str, str] | None:
         if channel.size < 2:
             raise ValueError("the launcher started one worker, and a vote needs at least 2: start more of them.")
-        return str(BenchFolder.claim(out, _stem(channel.size)).path) if channel.rank == 0 else None
+        if channel.rank > 0:
+            return None
+        path = BenchFolder.claim(out, _stem(channel.size)).path
+        return {"path": str(path), "told": f"{path.resolve()} on {socket.gethostname()}"}
 
     settled = BenchConfig.from_json(outcomes(channel, config.to_json)[0])
-    folder = BenchFolder(Path(outcomes(channel, claim_on_rank_0)[0]))
+    claimed = outcomes(channel, claim_on_rank_0)[0]
+    folder = BenchFolder(Path(claimed["path"]))
+    if channel.rank > 0 and os.environ.get("LOCAL_RANK") == "0":  # one voice on each of the other machines
+        print(f"rank 0 shows the results and writes them to {claimed['told']}", flush=True)
     try:
         bench(settled, folder, ranks)
     finally:

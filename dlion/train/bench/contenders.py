@@ -29,13 +29,13 @@ class Parts(NamedTuple):
         forward: the forward pass and the loss.
         backward: the backward pass, with what waits inside it.
         update: the optimizer's step.
-        voting: what dlion's phases took inside the backward pass.
+        vote_seconds: what dlion's phases took inside the backward pass.
     """
 
     forward: float
     backward: float
     update: float
-    voting: float
+    vote_seconds: float
 
     @property
     def whole(self) -> float:
@@ -44,8 +44,8 @@ class Parts(NamedTuple):
 
     @property
     def compute(self) -> float:
-        """Forward and backward without voting."""
-        return self.forward + self.backward - self.voting
+        """Forward and backward without what votes inside them."""
+        return self.forward + self.backward - self.vote_seconds
 
 
 @dataclass
@@ -74,23 +74,23 @@ class Contender:
         moments = [_now(batch)]
         loss = loss_of(self.module, batch)
         moments.append(_now(batch))
-        voted = self._voted()
+        before = self._vote_seconds()
         torch.autograd.backward(loss)
-        voted = self._voted() - voted
+        vote_seconds = self._vote_seconds() - before
         moments.append(_now(batch))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         moments.append(_now(batch))
-        forward, backward, update = (after - before for before, after in pairwise(moments))
-        return Parts(forward, backward, update, voted)
+        forward, backward, update = (end - start for start, end in pairwise(moments))
+        return Parts(forward, backward, update, vote_seconds)
 
     @property
-    def voting(self) -> dlion.Distributed | None:
+    def voter(self) -> dlion.Distributed | None:
         """dlion's optimizer, where this is one: it counts bytes and times phases."""
         return self.optimizer if isinstance(self.optimizer, dlion.Distributed) else None
 
-    def _voted(self) -> float:
-        return sum(self.voting.phases.seconds.values()) if self.voting is not None else 0.0
+    def _vote_seconds(self) -> float:
+        return sum(self.voter.phases.seconds.values()) if self.voter is not None else 0.0
 
 
 def build(flag: Flag, config: BenchConfig, ranks: Ranks) -> list[Contender]:
@@ -149,14 +149,14 @@ def _powersgd(config: BenchConfig, ranks: Ranks) -> Contender:
 
 
 def _dlion(config: BenchConfig, ranks: Ranks) -> Contender:
-    return _voting("dlion", config, ranks, overlap=False)
+    return _voter("dlion", config, ranks, overlap=False)
 
 
 def _overlap(config: BenchConfig, ranks: Ranks) -> Contender:
-    return _voting("dlion overlap", config, ranks, overlap=True)
+    return _voter("dlion overlap", config, ranks, overlap=True)
 
 
-def _voting(name: str, config: BenchConfig, ranks: Ranks, *, overlap: bool) -> Contender:
+def _voter(name: str, config: BenchConfig, ranks: Ranks, *, overlap: bool) -> Contender:
     model = dlion.local_gradients(build_gpt(config, ranks.device))
     optimizer = dlion.DistributedLion(model.named_parameters(), LR, vote=config.vote, overlap=overlap)
     sent = formulas.votes(_size(model), ranks.channel.size, config.vote)

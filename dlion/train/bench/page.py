@@ -4,29 +4,34 @@ import html
 from typing import Any
 
 from dlion.train.bench import bars
-from dlion.train.bench.sentence import duration, rate
-from dlion.train.bench.table import COLUMNS, cells, phases_of
+from dlion.train.bench.sentence import bare_exchange, duration, rate, shown
+from dlion.train.bench.table import COLUMNS, COLUMNS_MEAN, PHASES_MEAN, cells, phases_of
 from dlion.train.page import facts, page, table
 
 Result = dict[str, Any]
 
 MODEL = """<p>The model: seconds of a step = local work + max(0, bytes / bandwidth + calls · latency − hidden). Local
 work, latency and the backward pass are of this run; bytes are by formula. What overlaps the backward pass is hidden as
-long as that takes. DDP is granted this at no cost to its computation, so its real steps are slower than the line, and
-voting starts to pay earlier.</p>"""
+long as that takes. Both lines are lower bounds: the model leaves out waiting for slower workers, and what overlap costs
+DDP's computation. PowerSGD has no line: it compresses and waits inside the backward pass, and what of that is work that
+no network changes was not measured.</p>"""
 
-COLUMNS_MEAN = """<p>To dlion: the step over dlion's. Exposed: what the step takes beyond the one without communication.
-Sent: bytes of each worker, counted by dlion, by formula for the others. Interface: the kernel's count, with headers of
-TCP and IP and with two barriers a turn.</p>"""
+CORES = "Where workers outnumber cores, a phase holds the time in which its worker had no core."
 
-PHASES = """<p>Means over the workers. Where workers outnumber cores, a phase holds the time in which its worker had no
-core.</p>"""
+# Figures stay whole: where they do not fit, their table scrolls; on paper, which cannot scroll, it is smaller.
+STYLE = """<style>
+.grid { overflow-x: auto; }
+.grid table { white-space: nowrap; font-size: 0.85rem; }
+.grid th, .grid td { padding-right: 1.1rem; }
+@media print { .grid table { font-size: 0.75rem; } }
+</style>"""
 
 
 def page_of(result: Result) -> bytes:
     """The page, from what bench.json holds."""
     title = f"dlion bench, {result['workers']} workers"
     sections = [
+        STYLE,
         f"<h1>{html.escape(title)}</h1>",
         f"<p>{html.escape(_setting(result))}</p>",
         facts(_facts(result)),
@@ -36,10 +41,14 @@ def page_of(result: Result) -> bytes:
             bars.steps(result),
             "<p>Median of the slowest worker's steps; the line holds the middle half of them.</p>",
         ),
-        _section("Where a vote's step spends them", bars.phases(result), PHASES + _phases(result)),
-        _section("Bytes", bars.traffic(result)),
+        _section(
+            "Where a vote's step spends them",
+            bars.phases(result),
+            _phases(result) + _paragraph(f"{PHASES_MEAN} {CORES}"),
+        ),
+        _section("Bytes", bars.traffic(result), _paragraph(bare_exchange(result))),
         _section("At other bandwidths", bars.bandwidths(result), MODEL),
-        _section("Figures", _figures(result), COLUMNS_MEAN),
+        _section("Figures", _figures(result), _paragraph(" ".join(COLUMNS_MEAN))),
         '<div class="tables">',
         f"<section><h2>Settings</h2>{table(result['settings'])}</section>",
         f"<section><h2>Environment</h2>{table(result['environment'])}</section>",
@@ -49,7 +58,12 @@ def page_of(result: Result) -> bytes:
 
 
 def _section(title: str, drawn: str, note: str = "") -> str:
-    return f"<h2>{title}</h2>\n{drawn}\n{note}" if drawn else ""
+    """Kept together in print."""
+    return f'<section style="break-inside: avoid"><h2>{title}</h2>\n{drawn}\n{note}</section>' if drawn else ""
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>"
 
 
 def _setting(result: Result) -> str:
@@ -63,15 +77,15 @@ def _setting(result: Result) -> str:
 
 
 def _facts(result: Result) -> list[tuple[str, str]]:
-    bare, even = result["bare_exchange"], result["break_even"]
+    even = result["break_even"]
     found = [
-        (f"a step of {name}", duration(one["seconds"]))
+        (f"a step of {shown(name)}", duration(one["seconds"]))
         for name, one in result["contenders"].items()
         if name in _told(result)
     ]
     if even is not None and even["mbit_per_s"] is not None:
         found.append(("break-even bandwidth, by the model", rate(even["mbit_per_s"])))
-    return [*found, ("bare exchange on this network", rate(bare["mbit_per_s"]))]
+    return found
 
 
 def _told(result: Result) -> tuple[str, ...]:
@@ -93,5 +107,5 @@ def _grid(columns: tuple[str, ...], rows: dict[str, list[str]]) -> str:
     text = "".join(f"<th>{html.escape(name)}</th>" for name in ("", *columns))
     for name, cells_of_row in rows.items():
         figures = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells_of_row)
-        text += f"</tr>\n<tr><th>{html.escape(name)}</th>{figures}"
-    return f"<table><tr>{text}</tr></table>"
+        text += f"</tr>\n<tr><th>{html.escape(shown(name))}</th>{figures}"
+    return f'<div class="grid" tabindex="0"><table><tr>{text}</tr></table></div>'

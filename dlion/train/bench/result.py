@@ -14,6 +14,7 @@ from dlion.train.bench.break_even import Terms, break_even
 from dlion.train.bench.contenders import Contender
 from dlion.train.bench.formulas import ddp_calls
 from dlion.train.bench.interface import Interface
+from dlion.train.bench.ratios import ratios
 from dlion.train.bench.rounds import Measured
 from dlion.train.bench.sentence import sentence
 from dlion.train.bench.settings import BenchConfig
@@ -22,7 +23,7 @@ from dlion.train.ranks import Ranks
 
 Result = dict[str, Any]
 DDP = "ddp fp32"
-VOTING = ("dlion", "dlion overlap")
+VOTERS = ("dlion", "dlion overlap")
 
 
 def result_of(config: BenchConfig, ranks: Ranks, measured: Measured) -> Result:
@@ -46,6 +47,7 @@ def result_of(config: BenchConfig, ranks: Ranks, measured: Measured) -> Result:
         },
         "latency": measured.latencies,
     }
+    result["ratios"] = ratios(result["contenders"])
     result["break_even"] = _break_even(measured)
     result["sentence"] = sentence(result)
     return result
@@ -55,6 +57,7 @@ def _contender(contender: Contender, record: Record) -> Result:
     return {
         "seconds": record.seconds,
         "steps": record.steps,
+        "turns": record.turns,
         "parts": record.part_medians._asdict(),
         "sent": _median(record.sent),
         "sent_by_formula": contender.bytes_by_formula(),
@@ -104,27 +107,27 @@ def _phases(measured: Measured, name: str) -> Result | None:
 
 def _break_even(measured: Measured) -> Result | None:
     """The break-even of the quicker way to vote against DDP in fp32; None unless both were measured."""
-    voting = [name for name in VOTING if name in measured.contenders]
-    if DDP not in measured.contenders or not voting:
+    voters = [name for name in VOTERS if name in measured.contenders]
+    if DDP not in measured.contenders or not voters:
         return None
-    name = min(voting, key=lambda one: measured.contenders[one][1].seconds)
-    return {"contender": name, **break_even(_ddp_terms(measured, name), _voting_terms(measured, name)).to_json()}
+    name = min(voters, key=lambda one: measured.contenders[one][1].seconds)
+    return {"contender": name, **break_even(_ddp_terms(measured, name), _voter_terms(measured, name)).to_json()}
 
 
-def _ddp_terms(measured: Measured, voting: str) -> Terms:
+def _ddp_terms(measured: Measured, voter: str) -> Terms:
     """DDP's own compute cannot be told from its waiting, so it is taken from the contender that votes."""
     ddp, record = measured.contenders[DDP]
-    alone = measured.contenders[voting][1].part_medians
+    voted = measured.contenders[voter][1].part_medians
     calls = ddp_calls(measured.parameters, ddp.notes["bucket_cap_mb"])
     return Terms(
-        local=alone.compute + record.part_medians.update,
+        local=voted.compute + record.part_medians.update,
         bytes_sent=ddp.bytes_by_formula(),
         delay=calls * measured.latencies["all_reduce"],
-        hidden=alone.compute - alone.forward,
+        hidden=voted.compute - voted.forward,
     )
 
 
-def _voting_terms(measured: Measured, name: str) -> Terms:
+def _voter_terms(measured: Measured, name: str) -> Terms:
     contender, record = measured.contenders[name]
     parts, overlapping = record.part_medians, name != "dlion"
     # with overlap all buckets are under way at once, and only a bucket's own calls wait for each other

@@ -7,9 +7,9 @@ from dlion.train.bench.bare import BareExchange, Latencies
 from dlion.train.bench.contenders import Contender, build
 from dlion.train.bench.interface import Interface, interface_of
 from dlion.train.bench.model import batch_of, build_gpt
-from dlion.train.bench.sentence import duration
+from dlion.train.bench.sentence import duration, shown
 from dlion.train.bench.settings import BenchConfig
-from dlion.train.bench.turns import Record, Table
+from dlion.train.bench.turns import Record, Turns
 from dlion.train.progress import Display
 from dlion.train.ranks import Ranks
 
@@ -41,48 +41,48 @@ def measure(config: BenchConfig, ranks: Ranks, screen: Display) -> Measured:
         Stopped: a signal came.
     """
     interface = interface_of(ranks.channel, "gloo" if ranks.device.type == "cpu" else "nccl")
-    table = Table(ranks, batch_of(config, ranks.channel.rank, ranks.device), interface)
+    turns = Turns(ranks, batch_of(config, ranks.channel.rank, ranks.device), interface)
     model = build_gpt(config, ranks.device)
     parameters = sum(param.numel() for param in model.parameters())
     bare, latencies = BareExchange(ranks, model, config.vote), Latencies(ranks.channel)
     del model
-    bare.turn(table)
+    bare.turn(turns)
     bare.seconds.clear()  # the first makes connections
     entered = []
     for flag in config.contenders:
-        chosen, estimate = _enter(build(flag, config, ranks), table, config.seconds)
+        chosen, estimate = _enter(build(flag, config, ranks), turns, config.seconds)
         gc.collect()  # models and buckets of those that were not chosen
-        screen.say(f"{table.elapsed:6.1f} s  {chosen.name}: warmed up, about {duration(estimate)} a step")
+        screen.say(f"{turns.elapsed:6.1f} s  {shown(chosen.name)}: warmed up, about {duration(estimate)} a step")
         entered.append((chosen, max(1, min(MOST_STEPS, int(TURN_SECONDS / estimate))), Record()))
     rounds, longest = 0, 0.0
-    while rounds < LEAST_ROUNDS or table.elapsed + longest < config.seconds:
-        began = table.elapsed
+    while rounds < LEAST_ROUNDS or turns.elapsed + longest < config.seconds:
+        began = turns.elapsed
         for contender, steps, record in entered:
-            table.turn(contender, steps, record)
-        bare.turn(table)
-        latencies.turn(table)
-        rounds, taken = rounds + 1, table.elapsed - began
+            turns.turn(contender, steps, record)
+        bare.turn(turns)
+        latencies.turn(turns)
+        rounds, taken = rounds + 1, turns.elapsed - began
         longest = max(longest, taken)
         if rounds == 1 or taken > TOLD_SECONDS:
-            screen.say(f"{table.elapsed:6.1f} s  round {rounds} took {duration(taken)}")
+            screen.say(f"{turns.elapsed:6.1f} s  round {rounds} took {duration(taken)}")
     found = {contender.name: (contender, record) for contender, _, record in entered}
-    return Measured(parameters, found, bare, latencies.medians(), interface, rounds, table.elapsed)
+    return Measured(parameters, found, bare, latencies.medians(), interface, rounds, turns.elapsed)
 
 
-def _enter(candidates: list[Contender], table: Table, seconds: float) -> tuple[Contender, float]:
+def _enter(candidates: list[Contender], turns: Turns, seconds: float) -> tuple[Contender, float]:
     """Warm up the candidates for one place and choose the quickest; the contender and the seconds of its step."""
     trials = []
     for candidate in candidates:
         warm_up = Record()
-        table.turn(candidate, candidate.warm_up, warm_up)
+        turns.turn(candidate, candidate.warm_up, warm_up)
         trials.append(Record(steps=warm_up.steps[-1:]))
     if len(candidates) > 1:
         trials = [Record() for _ in candidates]
-        until = table.elapsed + seconds * TRIAL_SHARE
+        until = turns.elapsed + seconds * TRIAL_SHARE
         for _ in range(TRIALS):
             for candidate, trial in zip(candidates, trials, strict=True):
-                table.turn(candidate, 1, trial)
-            if table.elapsed > until:
+                turns.turn(candidate, 1, trial)
+            if turns.elapsed > until:
                 break
     best = min(range(len(candidates)), key=lambda k: trials[k].seconds)
     return candidates[best], trials[best].seconds

@@ -12,6 +12,7 @@ from dlion.train.config import require
 HEAD = 64  # width of an attention head
 Flag = Literal["no-communication", "ddp-fp32", "ddp-fp16", "powersgd-2", "dlion", "dlion-overlap"]
 FLAGS: tuple[Flag, ...] = ("no-communication", "ddp-fp32", "ddp-fp16", "powersgd-2", "dlion", "dlion-overlap")
+SEVERAL = Parameter(consume_multiple=True, negative="", show_default=lambda values: " ".join(map(str, values)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +28,9 @@ class BenchConfig:
     workers: int | None = None
     """Workers: 4 unless a launcher such as torchrun says otherwise. Each has OMP_NUM_THREADS threads, or its share
     of the machine's cores."""
-    contenders: Annotated[tuple[Flag, ...], Parameter(consume_multiple=True, negative="")] = FLAGS
-    """What to measure. ddp-fp16 compresses to bf16 on NCCL."""
+    contenders: Annotated[tuple[Flag, ...], SEVERAL] = FLAGS
+    """What to measure, one or more after one flag: --contenders ddp-fp32 dlion. On NCCL ddp-fp16 compresses to bf16 and
+    is called ddp-bf16 in the results."""
     vote: Literal["majority", "average"] = "majority"
     """How dlion's votes are counted."""
     width: int = 256
@@ -38,10 +40,9 @@ class BenchConfig:
     tokens: int = 64
     """Tokens of a sequence."""
     batch_size: int = 2
-    """Sequences for each worker and step. More of them lengthen forward and backward, and not what is sent: 9 make
-    the backward pass about four times as long as 2 (on one CPU core, where 8 make it 3.5 times, 10 4.3 times)."""
-    bucket_cap_mb: Annotated[tuple[float, ...], Parameter(consume_multiple=True, negative="")] = (1.0, 5.0, 25.0)
-    """Bucket sizes tried with ddp-fp32, in MiB; the best is measured."""
+    """Sequences for each worker and step. With more of them a step computes longer and sends as much."""
+    bucket_cap_mb: Annotated[tuple[float, ...], SEVERAL] = (1.0, 5.0, 25.0)
+    """Bucket sizes tried with ddp-fp32, in MiB, one or more after one flag; the best is measured."""
     seconds: float = 60.0
     """Length of the whole measurement, about; where steps are slow, longer: each contender takes at least 3."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

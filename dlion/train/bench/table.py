@@ -7,33 +7,41 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
-from dlion.train.bench.sentence import duration, rate, volume
+from dlion.train.bench.ratios import BASE
+from dlion.train.bench.sentence import bare_exchange, duration, shown, volume
 
 Result = dict[str, Any]
 
-COLUMNS = ("step", "to dlion", "exposed", "sent", "bits/param", "interface")
+COLUMNS = ("step", "to dlion", "over rounds", "exposed", "sent", "bits/param", "interface")
 WIDTH = 96  # where the output has no width of its own
+COLUMNS_MEAN = (
+    "Over rounds: where the median ratio lies, 95 % (under 6 rounds: the lowest and the highest).",
+    "Exposed: beyond the step without communication. Sent: counted by dlion, else by formula.",
+    "Interface: the kernel's count, with TCP/IP headers and the measurement's own barriers.",
+)
+PHASES_MEAN = "Phases are means over the workers; a step counts the slowest, so they add up to less."
 
 
 def cells(result: Result, name: str) -> list[str]:
-    """One contender's figures, under COLUMNS.
-
-    "to dlion" is the ratio of its step to dlion's, "exposed" its step less the one without communication; "sent" is
-    counted where dlion counts, and by formula elsewhere.
-    """
+    """One contender's figures, under COLUMNS; COLUMNS_MEAN says what they are."""
     contenders = result["contenders"]
     found = contenders[name]
     sent = found["sent_by_formula"] if found["sent"] is None else found["sent"]
-    beside = {other: contenders[other]["seconds"] for other in ("dlion", "no communication") if other in contenders}
-    exposed = found["seconds"] - beside.get("no communication", found["seconds"])
+    against, alone = result["ratios"].get(name), contenders.get("no communication")
     return [
         duration(found["seconds"]),
-        f"{found['seconds'] / beside['dlion']:.2f}" if "dlion" in beside else "",
-        duration(exposed) if exposed > 0 else "",
+        _times(against["median"]) if against else "",
+        f"{_times(against['low'])} to {_times(against['high'])}" if against and name != BASE else "",
+        duration(max(0.0, found["seconds"] - alone["seconds"])) if alone else "",
         volume(sent),
         f"{8 * sent / result['parameters']:.2f}" if sent else "",
         "" if found["interface_sent"] is None else volume(found["interface_sent"]),
     ]
+
+
+def _times(ratio: float) -> str:
+    """'1.22', '24.9', '125'."""
+    return f"{ratio:.{2 if ratio < 10 else 1 if ratio < 100 else 0}f}"
 
 
 def phases_of(result: Result) -> dict[str, dict[str, float]]:
@@ -50,20 +58,22 @@ def show(result: Result, stream: TextIO | None = None) -> None:
     with suppress(OSError):
         console.print()
         console.print(_contenders(result))
+        console.print(*COLUMNS_MEAN, sep="\n", style="dim")
         console.print()
         if phases_of(result):
             console.print(_phases(result))
+            console.print(PHASES_MEAN, style="dim")
             console.print()
-        bare = result["bare_exchange"]
-        moved = f"{volume(bare['payload'])} in {duration(bare['seconds'])}, {rate(bare['mbit_per_s'])}"
-        console.print(f"bare exchange, the rows of one vote and nothing else: {moved}")
+        console.print(bare_exchange(result), style="dim")
+        console.print()
         console.print(result["sentence"], style="bold")
 
 
 def _contenders(result: Result) -> Table:
-    table = Table("", *COLUMNS, box=None, pad_edge=False)
+    headers = [name.replace(" ", "\n").replace("/", "/\n") for name in COLUMNS]  # 80 columns are enough
+    table = Table("", *headers, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in result["contenders"]:
-        table.add_row(name, *cells(result, name), style="bold" if name.startswith("dlion") else None)
+        table.add_row(shown(name), *cells(result, name), style="bold" if name.startswith("dlion") else None)
     return _aligned(table)
 
 
@@ -71,7 +81,7 @@ def _phases(result: Result) -> Table:
     spent = phases_of(result)
     table = Table("", *next(iter(spent.values())), box=None, pad_edge=False)
     for name, one in spent.items():
-        table.add_row(name, *(duration(seconds) for seconds in one.values()))
+        table.add_row(shown(name), *(duration(seconds) for seconds in one.values()))
     return _aligned(table)
 
 

@@ -18,16 +18,18 @@ class Stopped(Exception):
 
 @dataclass
 class Record:
-    """What was measured of one contender. Steps are those of the slowest rank; everything else is this rank's.
+    """What was measured of one contender: seconds that all ranks agree on, and bytes of this rank.
 
     Attributes:
         steps: seconds of each step, the slowest rank's.
+        turns: seconds of each turn's median step, the slowest rank's.
         parts: seconds of the parts of each turn's mean step, mean over ranks.
-        sent, interface_sent, interface_received: bytes per step, one figure a turn; empty where unknown.
-        phases: of each turn's mean step, mean over ranks; empty for contenders without them.
+        sent, interface_sent, interface_received: this rank's bytes per step, one figure a turn; empty where unknown.
+        phases: seconds of each turn's mean step, mean over ranks; empty for contenders without them.
     """
 
     steps: list[float] = field(default_factory=list)
+    turns: list[float] = field(default_factory=list)
     parts: list[Parts] = field(default_factory=list)
     sent: list[float] = field(default_factory=list)
     interface_sent: list[float] = field(default_factory=list)
@@ -51,7 +53,7 @@ class Record:
         return {name: statistics.median(turn[name] for turn in self.phases) for name in names}
 
 
-class Table:
+class Turns:
     """Where contenders take their turns, all ranks together.
 
     Attributes:
@@ -73,19 +75,19 @@ class Table:
             Stopped: on every rank after the same turn, when a signal came to one of them.
         """
         channel = self._ranks.channel
-        voting = contender.voting
-        sent = voting.stats.bytes_sent if voting is not None else 0
+        voter = contender.voter
+        sent = voter.stats.bytes_sent if voter is not None else 0
         before = self._read()
         channel.barrier()  # nobody's first step is counted before everybody has read
-        if voting is not None:
-            voting.phases.start()
+        if voter is not None:
+            voter.phases.start()
         taken = [contender.step(self._batch) for _ in range(steps)]
         channel.barrier()
         after = self._read()
         spent = None
-        if voting is not None:
-            record.sent.append((voting.stats.bytes_sent - sent) / steps)
-            spent = {name: seconds / steps for name, seconds in voting.phases.seconds.items()}
+        if voter is not None:
+            record.sent.append((voter.stats.bytes_sent - sent) / steps)
+            spent = {name: seconds / steps for name, seconds in voter.phases.seconds.items()}
         if self._interface is not None:
             moved = [(new - old) / steps / self._interface.shared_by for new, old in zip(after, before, strict=True)]
             record.interface_sent.append(moved[0])
@@ -99,7 +101,9 @@ class Table:
     def _agree(self, taken: list[Parts], phases: dict[str, float] | None, record: Record) -> None:
         facts = self._gather({"steps": taken, "phases": phases})
         taken_by_rank = [[Parts(*step) for step in fact["steps"]] for fact in facts]
-        record.steps += [max(one.whole for one in step) for step in zip(*taken_by_rank, strict=True)]
+        slowest = [max(one.whole for one in step) for step in zip(*taken_by_rank, strict=True)]
+        record.steps += slowest
+        record.turns.append(statistics.median(slowest))
         every = [step for steps in taken_by_rank for step in steps]
         record.parts.append(Parts(*map(statistics.fmean, zip(*every, strict=True))))
         if phases is not None:
