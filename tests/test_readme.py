@@ -51,7 +51,7 @@ def parse(arguments: str) -> None:
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     """The README's example of the optimizer, as a file."""
-    (code,) = python_blocks(README)[0]
+    code = python_blocks(README)[0][0]
     assert len(code.strip().splitlines()) <= 16
     path = tmp_path / "script.py"
     path.write_text(code)
@@ -65,9 +65,18 @@ def test_the_optimizer_example_runs_alone(script: Path, monkeypatch: pytest.Monk
     assert "0.00 bits" in run([sys.executable, "-W", "error", script.name], script.parent)
 
 
+LAUNCHER = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def test_the_overlap_example_runs_under_torchrun(tmp_path: Path) -> None:
+    _, code = python_blocks(README)[0]
+    assert "overlap=True" in code
+    (tmp_path / "script.py").write_text(code)
+    run([*LAUNCHER, "script.py"], tmp_path)
+
+
 def test_the_optimizer_example_runs_under_torchrun(script: Path) -> None:
-    launcher = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    printed = run([*launcher, script.name], script.parent)
+    printed = run([*LAUNCHER, script.name], script.parent)
     assert len(re.findall(r"1\.0\d bits .* ratio 3[12]\n", printed)) == 1, printed
 
 
