@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,18 @@ def await_round(process: Any) -> list[int]:
         if "round 1 " in line:
             return children(process)
     raise AssertionError(f"ended before the first round: {process.stderr.read()}")
+
+
+def test_nobody_needs_to_read_on(tmp_path: Path) -> None:
+    """A closed pipe was taken for a rank that failed, and a closed output ended in a traceback."""
+    flags = " ".join([*SMALL, "--seconds", "0.1", "--contenders", "no-communication", "dlion"])
+    for name, end in (("piped", "| head -1"), ("closed", ">&-")):
+        command = f"{sys.executable} -m dlion {flags} --out {name} {end}"
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["bench.json", "index.html"]
 
 
 def test_ctrl_c_ends_all_ranks_and_leaves_nothing(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def show(result: Result, stream: TextIO | None = None) -> None:
     console = Console(file=stream or sys.stdout, highlight=False)
     if not console.is_terminal:
         console.width = WIDTH
-    with suppress(OSError):
+    with suppress(OSError, SystemExit):  # rich wants to end the process where nobody reads on, as after `| head`
         console.print()
         console.print(_contenders(result))
         console.print(*COLUMNS_MEAN, sep="\n", style="dim")
