@@ -21,6 +21,8 @@ from dlion.ops.bits import as_bytes
 
 BROADCAST_BYTES = 2**26  # of one broadcast call at start-up: bounds the extra memory
 
+DIRECT_BYTES = 2**16  # of a row told to every worker directly: what a 1 Gbit/s link carries in the time of a few hops
+
 T = TypeVar("T")
 
 
@@ -83,10 +85,11 @@ class Channel:
     def all_gather(self, row: Tensor) -> "Call[Tensor]":
         """T[width] -> T[size, width], every worker's row.
 
-        Gloo passes rows around a ring, hop after hop; an all-to-all of equal rows sends the same bytes in one hop.
-        Other backends know their own way, and two workers are a ring of one hop.
+        Gloo passes rows around a ring, one flow on each link, hop after hop. Where hops and not bytes take the time, an
+        all-to-all of equal rows sends the same bytes in one; with large rows its flows get in each other's way. Other
+        backends know their own way, and two workers are a ring of one hop.
         """
-        direct = self.device.type == "cpu" and self.size > 2
+        direct = self.device.type == "cpu" and self.size > 2 and nbytes(row) <= DIRECT_BYTES
         rows = row.repeat(self.size) if direct else row.contiguous()
         received = row.new_empty(self.size * row.numel())
         gather = dist.all_to_all_single if direct else dist.all_gather_single
