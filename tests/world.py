@@ -30,11 +30,13 @@ def world(size: int, work: Callable[[int, dist.ProcessGroup], Any], seconds: flo
     """
     store = dist.HashStore()
     results: list[Any] = [None] * size
+    # dlion holds its groups weakly: in a real process torch keeps them until it is told to destroy them
+    kept: list[list[dist.ProcessGroup]] = [[] for _ in range(size)]
 
     def run(rank: int) -> None:
         try:
-            # dlion holds its groups weakly: in a real process torch keeps them until it is told to destroy them
-            groups = [gloo_group(store, "parent", rank, size, seconds)]
+            groups = kept[rank]
+            groups.append(gloo_group(store, "parent", rank, size, seconds))
 
             def make(name: str) -> dist.ProcessGroup:
                 groups.append(gloo_group(store, name, rank, size, seconds))
@@ -42,7 +44,6 @@ def world(size: int, work: Callable[[int, dist.ProcessGroup], Any], seconds: flo
 
             adopt(groups[0], make)
             results[rank] = work(rank, groups[0])
-            groups.clear()
         except Exception as error:
             results[rank] = error
 
@@ -51,6 +52,8 @@ def world(size: int, work: Callable[[int, dist.ProcessGroup], Any], seconds: flo
         thread.start()
     for thread in threads:
         thread.join(seconds + 30)
+    for groups in kept:
+        groups.clear()  # or the file descriptors of all worlds of a test run add up
     stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
     assert not stuck, f"ranks {stuck} hang"
     return results
