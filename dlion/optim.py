@@ -69,7 +69,8 @@ class Distributed(torch.optim.Optimizer):
 
     Raises:
         ValueError: at construction, for options out of range and parameters that cannot be trained so.
-        GroupNotReadyError, AgreementError, ExchangeError, NonFiniteGradientError, OverlapError: from `step()`.
+        GroupNotReadyError, AgreementError, ExchangeError, NonFiniteGradientError: from `step()`.
+        OverlapError: from `step()`, backward and `load_state_dict()`, with `overlap=True`.
     """
 
     def __init__(
