@@ -92,10 +92,12 @@ def main(method, topology, elements, steps):
         opt.step()
     dist.barrier()
     moved, counted = interface(), opt.stats.bytes_sent
+    dist.barrier()  # nobody's first step is missed by who reads last
     for _ in range(steps):
         opt.step()
     dist.barrier()
     moved = interface() - moved
+    dist.barrier()
     total = torch.tensor([opt.stats.bytes_sent - counted])
     dist.all_reduce(total)
     if dist.get_rank() == 0:
