@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from world import succeed, world
 
-from dlion import Distributed, synchronize_buffers
+from dlion import Distributed
 from dlion.methods import METHODS
 from dlion.simulate import Simulation
 
