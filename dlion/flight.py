@@ -8,8 +8,9 @@ from torch import Tensor
 
 from dlion.header import Status
 from dlion.layout import Bucket
+from dlion.lines import Awaited
 from dlion.phases import Phases
-from dlion.topology import Awaited, Consultation
+from dlion.topology import Consultation
 
 
 @dataclass

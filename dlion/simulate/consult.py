@@ -8,7 +8,7 @@ from dlion.header import NOBODY, BallotHeader, Status, VerdictHeader, worst
 from dlion.layout import Bucket
 from dlion.simulate.attacks import Attack
 from dlion.simulate.faults import COLLUDING
-from dlion.simulate.table import SharedTally, Table, together
+from dlion.simulate.table import SharedTally, Table, side_by_side
 from dlion.simulate.worker import Worker
 from dlion.tallies import Tally
 
@@ -16,11 +16,14 @@ Said = list[tuple[Tensor, Status]]
 
 
 def consult(
-    bucket: Bucket, workers: list[Worker], table: Table, attack: Callable[[], Attack]
+    bucket: Bucket, workers: list[Worker], answers: list[Tensor], table: Table, attack: Callable[[], Attack]
 ) -> tuple[Tensor, VerdictHeader]:
-    """Everybody's ballots of one bucket to its verdict T[verdict planes, n]; their memory is free afterwards."""
+    """Everybody's ballots of one bucket to its verdict T[verdict planes, n]; their memory is free afterwards.
+
+    `answers` are those of the step's survey.
+    """
     first = workers[0]
-    said = [worker.ballot(bucket) for worker in workers]
+    said = [worker.ballot(bucket, answers) for worker in workers]
     _collude(bucket, workers, said, attack)
     headers = [
         BallotHeader(status, bucket.number & 0xFFFF, first.moment.t & NOBODY, layout=0, hyper=0) for _, status in said
@@ -34,7 +37,7 @@ def consult(
     del said
     for worker in workers:
         worker.forget(bucket)
-    rows, verdict = together(consultations, table)
+    rows, verdict = side_by_side(consultations, table)
     header = worst([VerdictHeader.decode(row) for row in rows.tolist()])
     for worker in workers:
         worker.stats.abstentions += header.abstentions

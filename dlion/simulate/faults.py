@@ -1,6 +1,6 @@
 """What can go wrong with a worker in a step: which fault, of whom, when."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from dlion.options import one_of
@@ -45,17 +45,14 @@ class Fault:
         return rank in self.workers and (self.steps is None or step in self.steps)
 
 
-def schedule_of(faults: Iterable[Fault] | Schedule, workers: int) -> Schedule:
+def schedule_of(faults: Sequence[Fault], workers: int) -> Schedule:
     """(rank, step) -> the act, or None for an honest worker; of several faults the first counts.
 
     Raises:
         ValueError: a fault names a worker that does not exist.
     """
-    if callable(faults):
-        return faults
-    listed = tuple(faults)
-    for fault in listed:
+    for fault in faults:
         strangers = sorted(rank for rank in fault.workers if rank not in range(workers))
         if strangers:
             raise ValueError(f"{fault} is of worker {strangers[0]}, and there are workers 0 to {workers - 1}")
-    return lambda rank, step: next((fault.act for fault in listed if fault.strikes(rank, step)), None)
+    return lambda rank, step: next((fault.act for fault in faults if fault.strikes(rank, step)), None)

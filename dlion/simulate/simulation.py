@@ -16,7 +16,7 @@ from dlion.ops import choose
 from dlion.optim import Distributed
 from dlion.options import check_parameters
 from dlion.simulate.buffers import synchronize
-from dlion.simulate.faults import Fault, Schedule, schedule_of
+from dlion.simulate.faults import Fault, Schedule
 from dlion.simulate.fixed import FIXED
 from dlion.simulate.team import Team
 from dlion.simulate.worker import Worker
@@ -44,6 +44,7 @@ class Simulation(Distributed):
         workers: how many.
         params: parameters, named parameters or groups; None takes `model.named_parameters()`.
         ties: also "fixed", for ablations: every tie goes up.
+        settings: hyper-parameters that only this method has, as in `dlion.Distributed`.
         faults: what goes wrong: `Fault`s, of which the first that fits counts; or a function (rank, step) -> act.
 
     Attributes:
@@ -73,6 +74,7 @@ class Simulation(Distributed):
         kernels: str = "auto",
         bucket_bytes: int | None = None,
         faults: Iterable[Fault] | Schedule = (),
+        **settings: Any,
     ) -> None:
         if not isinstance(workers, int) or workers < 1:
             raise ValueError(f"workers={workers!r} must be a number of workers, at least 1")
@@ -93,14 +95,12 @@ class Simulation(Distributed):
             maximize=maximize,
             kernels=kernels,
             bucket_bytes=bucket_bytes,
+            **settings,
         )
         self.options = replace(self.options, ties=ties or self.options.ties)
         self._team = Team(workers, model, self.options, choose(kernels)[1], self.phases)
         self._team.workers[0].stats = self.stats
-        faults = faults if callable(faults) else tuple(faults)
-        self._schedule = schedule_of(faults, workers)
-        if not callable(faults):
-            self._team.check_attacks(faults)
+        self._schedule = self._team.schedule(faults)
         self._in: int | None = None
         self._begun = False
 
@@ -220,6 +220,8 @@ class Simulation(Distributed):
         try:
             first, moved = self._team.workers[0], False
             first.replica.hypers = self._hypers()  # learning rates count as they are now
+            with self.phases("ballot"):
+                self._team.survey(self.stats.steps)
             for bucket, verdict, header in self._team.decided():
                 if header.voters:
                     with self.phases("apply"):
@@ -253,6 +255,7 @@ class Simulation(Distributed):
     def _end(self) -> None:
         """The step is over, well or not."""
         self._begun = False
+        self._team.forget()
         self._team.workers[0].buffers.put()
 
     def _renew(self) -> None:

@@ -4,15 +4,17 @@ The topologies run as they are, one generator for each worker, side by side: so 
 are those of real workers, and nothing about them is written twice.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from dlion.topology import Consultation, Tally
+from dlion.lines import Awaited
+from dlion.topology import Tally
 
+Result = TypeVar("Result")
 Answer = Callable[[list[Tensor]], Sequence[Tensor | None]]
 
 
@@ -81,17 +83,6 @@ class Seat:
         """The row of worker `source` to everybody."""
         return self.table.call(row, lambda given: [given[source]] * self.size)
 
-    def sum_(self, tensor: Tensor) -> Waiting:
-        """The sum in rank order, in the place of every worker's tensor."""
-
-        def add(given: list[Tensor]) -> list[Tensor]:
-            total = given[0].clone()
-            for other in given[1:]:
-                total += other
-            return [each.copy_(total) for each in given]
-
-        return self.table.call(tensor, add)
-
 
 @dataclass(frozen=True)
 class Lines:
@@ -127,13 +118,13 @@ class SharedTally:
         return self._tally.width(ballot_width)
 
 
-def together(consultations: list[Consultation], table: Table) -> tuple[Tensor, Tensor]:
-    """Run all workers' consultations side by side, call by call; the result of the first, which is everybody's."""
+def side_by_side(consultations: list[Generator[Awaited[Any], None, Result]], table: Table) -> Result:
+    """Run all workers' consultations, call by call; the result of the first, which is everybody's."""
     while True:
         for consultation in consultations:
             try:
                 next(consultation)
             except StopIteration as end:
-                result: tuple[Tensor, Tensor] = end.value
+                result: Result = end.value
                 return result
         table.serve()

@@ -20,11 +20,13 @@ from dlion.replica import Replica
 from dlion.simulate.attacks import Attack, attack_on
 from dlion.simulate.buffers import Buffers
 from dlion.simulate.consult import consult
-from dlion.simulate.faults import ATTACKS, Fault
+from dlion.simulate.faults import ATTACKS, Fault, Schedule, schedule_of
 from dlion.simulate.fixed import FIXED, fixed
+from dlion.simulate.survey import conduct
 from dlion.simulate.table import Lines, Seat, Table
 from dlion.simulate.worker import Worker
 from dlion.stats import Stats
+from dlion.survey import Question
 from dlion.topology import choose_topology
 
 Reading = tuple[Bucket, Tensor, VerdictHeader]
@@ -52,6 +54,8 @@ class Team:
         self._table = Table(size)
         self.workers = [self._hire(Seat(self._table, rank), model) for rank in range(size)]
         self.wire = self.workers[0].steps.wire
+        self._asked: dict[int, Question] = {}
+        self._answers: list[Tensor] = []
 
     def _hire(self, seat: Seat, model: nn.Module) -> Worker:
         """A new worker, with the method's rule and pipeline for a group of this size."""
@@ -77,22 +81,53 @@ class Team:
             worker.replica = Replica(param_groups, worker.state)
             worker.rule.allocate(worker.replica)
             lines = Lines(worker.seat, worker.seat) if len(self.workers) > 1 else None
-            summed = self.wire.up.align == 1
-            worker.topology = choose_topology(self._options.topology, lines, worker.stats, words, summed=summed)
+            worker.topology = choose_topology(self._options.topology, lines, worker.stats, words, self.wire.replicate)
 
     @cached_property
     def attack(self) -> Attack:
         """How this method's ballots are attacked; a ValueError where that is not defined."""
         return attack_on(self.wire.up, self._options.method)
 
-    def check_attacks(self, faults: Iterable[Fault]) -> None:
-        """Raise a ValueError for an attack that is not defined for this method."""
-        if any(fault.act in ATTACKS for fault in faults):
+    def schedule(self, faults: Iterable[Fault] | Schedule) -> Schedule:
+        """(rank, step) -> what is wrong with a worker.
+
+        Raises:
+            ValueError: a fault names a worker that does not exist, or an attack that is not defined for this method.
+        """
+        if callable(faults):
+            return faults
+        listed = tuple(faults)
+        if any(fault.act in ATTACKS for fault in listed):
             _ = self.attack
+        return schedule_of(listed, len(self.workers))
 
     def hear(self, worker: Worker, step: int) -> None:
-        """Let a worker write its ballots from the gradients that are in the parameters."""
+        """Let a worker write its ballots from the gradients that are in the parameters, or first ask what it must know.
+
+        Args:
+            step: of the simulation, skipped ones included.
+        """
+        question = worker.ask()
+        if question is None:
+            self._let_speak(worker, step)
+        else:
+            self._asked[worker.rank] = question
+
+    def survey(self, step: int) -> None:
+        """Answer what was asked; who did then writes its ballots."""
+        self._answers = conduct(self._asked, self.workers, self._table)
+        for rank in self._asked:
+            self._let_speak(self.workers[rank], step)
+        self._asked = {}
+
+    def _let_speak(self, worker: Worker, step: int) -> None:
         worker.speak(self.layout.buckets, Status[self._options.nonfinite.upper()], lambda: self.attack, step)
+
+    def forget(self) -> None:
+        """The step is over, well or not."""
+        self._asked, self._answers = {}, []
+        for worker in self.workers:
+            worker.forget()
 
     def decided(self) -> Iterable[Reading]:
         """The verdicts to apply: those of all buckets first, where one of them can forbid the others.
@@ -112,7 +147,7 @@ class Team:
 
     def _consult(self, bucket: Bucket) -> Reading:
         with self._phases("tally"):
-            return bucket, *consult(bucket, self.workers, self._table, lambda: self.attack)
+            return bucket, *consult(bucket, self.workers, self._answers, self._table, lambda: self.attack)
 
     def count(self, moved: bool) -> None:
         """Count a step that is over."""

@@ -23,8 +23,8 @@ INSTEAD = {
     "steps": "epochs",
 }  # one stands in the place of the other
 COUNTS = "workers simulate steps epochs batch_size accumulate threads log_every eval_every save_every".split()
+DEFAULT_LR = 1e-3
 LION_BETAS = (0.9, 0.99)
-ADAMW_BETAS = (0.9, 0.999)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +56,11 @@ class TrainConfig(MethodFlags):
     accumulate: int = 1
     """Micro-batches whose gradients are averaged locally before each step."""
     lr: float | None = None
-    """Learning rate: 1e-3 for the Lion methods and for g-adamw unless given."""
+    """Learning rate: 1e-3 unless given, and the method's own where that is far from what it needs."""
     weight_decay: float = 0.0
     """Decoupled weight decay: every step multiplies the parameters by 1 - lr * weight_decay."""
     betas: Annotated[tuple[float, float] | None, Parameter(negative="")] = None
-    """Decay rates: 0.9 0.99 (g-adamw: 0.9 0.999) unless given."""
+    """Decay rates of the Lion methods (0.9 0.99 unless given) and of g-adamw (0.9 0.999)."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """Learning rate after the warm-up; cosine and linear end near 0 at the last step, so lengthening such a run
     with --resume changes the rates of the steps to come, and it differs from a run planned longer."""
@@ -141,7 +141,7 @@ class Settled(TrainConfig):
     workers: int
     steps: int
     lr: float
-    betas: tuple[float, float]
+    betas: tuple[float, float] | None
 
     def batch_of(self, rank: int) -> int:
         """Samples of a worker in each micro-batch."""
@@ -153,12 +153,20 @@ class Settled(TrainConfig):
         return sum(map(self.batch_of, range(self.workers))) * self.accumulate
 
 
-def settle(config: TrainConfig, *, model: str, workers: int, steps_per_epoch: int) -> Settled:
-    """Fill in what the user left open, from the method and from what the task and the launcher say."""
+def settle(
+    config: TrainConfig,
+    *,
+    model: str,
+    workers: int,
+    steps_per_epoch: int,
+    lr: float = DEFAULT_LR,
+    betas: tuple[float, float] | None = LION_BETAS,
+) -> Settled:
+    """Fill in what the user left open, from the method (`lr`, `betas`) and from what task and launcher say."""
     steps = config.epochs * steps_per_epoch if config.epochs else config.steps or DEFAULT_STEPS
     given = asdict(config) | {"model": model, "workers": workers, "steps": steps, "epochs": None}
-    given["lr"] = config.lr or 1e-3
-    given["betas"] = config.betas or (ADAMW_BETAS if config.method == "g-adamw" else LION_BETAS)
+    given["lr"] = config.lr or lr
+    given["betas"] = config.betas or betas
     for name in ("data", "init_from"):
         if given[name] is not None and Path(given[name]).exists():
             given[name] = str(Path(given[name]).resolve())

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from dlion.methods import METHODS
+from dlion.ops import reference
 from dlion.simulate import Simulation
 from dlion.train import checkpoints
 from dlion.train.checkpoints import Checkpoint, Progress
-from dlion.train.config import Settled, TrainConfig, from_flags, settle, to_flags, unknown_name
+from dlion.train.config import DEFAULT_LR, Settled, TrainConfig, from_flags, settle, to_flags, unknown_name
 from dlion.train.models import build_model
 from dlion.train.runs import RunFolder, differences
 from dlion.train.tasks import Task, load_task
@@ -73,11 +74,14 @@ def check(config: TrainConfig, workers: int) -> Settled:
     build_model(config.model, task)
     sizes = _batch_sizes(config, workers)
     task.batch(seed=config.seed, rank=workers - 1, workers=workers, step=0, size=1, iid=config.iid)
+    defaults = METHODS[config.method].rule(reference, "nearest", None).defaults()
     settled = settle(
         config,
         model=config.model or task.default_model,
         workers=workers,
         steps_per_epoch=ceil(task.info.train_size * workers / (sum(sizes) * config.accumulate)),
+        lr=max(DEFAULT_LR, defaults["lr"]),
+        betas=defaults.get("betas"),
     )
     parameter = torch.nn.Parameter(torch.zeros(1))  # what the method allows is found out before a worker starts
     Simulation(torch.nn.ParameterList([parameter]), workers=workers, **choices(settled))
