@@ -19,7 +19,7 @@ DEFAULT_WORKERS = 4
 DEFAULT_STEPS = 300
 INSTEAD = {
     "simulate": "workers",
-    "batch_sizes": "batch_size",
+    "batch-sizes": "batch-size",
     "steps": "epochs",
 }  # one stands in the place of the other
 COUNTS = "workers simulate steps epochs batch_size accumulate threads log_every eval_every save_every".split()

@@ -39,23 +39,41 @@ def shuffled_positions(seed: int, rank: int, step: int, size: int, total: int) -
     """
     at = np.arange(step * size, (step + 1) * size)
     epochs = at // total
-    found = [_permutation(seed, rank, int(epoch), total)[at[epochs == epoch] % total] for epoch in np.unique(epochs)]
+    found = [permutations.of(total, seed, rank, int(epoch))[at[epochs == epoch] % total] for epoch in np.unique(epochs)]
     return np.concatenate(found)
 
 
-_KEPT_NUMBERS = 2**24  # in all permutations kept: 128 MB. Simulated workers need one each in every step.
-_KEPT_ALWAYS = 8
-_kept: "OrderedDict[tuple[int, ...], npt.NDArray[np.int64]]" = OrderedDict()
+class Permutations:
+    """Permutations by key; those used last are kept: a step needs that of its epoch, as every step of it does.
+
+    Args:
+        numbers: in all that are kept.
+        always: so many are kept however long they are.
+    """
+
+    def __init__(self, numbers: int, always: int) -> None:
+        self._numbers, self._always = numbers, always
+        self._kept: OrderedDict[tuple[int, ...], npt.NDArray[np.int64]] = OrderedDict()
+        self.total = 0
+
+    def of(self, total: int, *key: int) -> npt.NDArray[np.int64]:
+        """A permutation of 0..total-1, a function of the key."""
+        found = self._kept.pop((total, *key), None)
+        if found is None:
+            found = np.argsort(draws(ORDER, *key, count=total), kind="stable")
+            self.total += total
+        self._kept[(total, *key)] = found
+        while self.total > self._numbers and len(self._kept) > self._always:
+            self.total -= len(self._kept.popitem(last=False)[1])
+        return found
+
+    def clear(self) -> None:
+        """Keep none."""
+        self._kept.clear()
+        self.total = 0
 
 
-def _permutation(*key: int) -> npt.NDArray[np.int64]:
-    """The permutation of (seed, rank, epoch, total); a step needs that of its epoch, as every step of it does."""
-    if key not in _kept:
-        _kept[key] = np.argsort(draws(ORDER, *key[:3], count=key[3]), kind="stable")
-        while len(_kept) > _KEPT_ALWAYS and sum(map(len, _kept.values())) > _KEPT_NUMBERS:
-            _kept.popitem(last=False)
-    _kept.move_to_end(key)
-    return _kept[key]
+permutations = Permutations(numbers=2**24, always=8)  # 128 MB: simulated workers need one each in every step
 
 
 def _finalise(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
