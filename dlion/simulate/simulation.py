@@ -43,7 +43,7 @@ class Simulation(Distributed):
             bucket_bytes: as in `dlion.Distributed`. The topology changes what is counted and no bit.
         workers: how many.
         params: parameters, named parameters or groups; None takes `model.named_parameters()`.
-        ties: also "fixed", for ablations: every tie goes up.
+        ties: also "fixed", for ablations: every tie is +1.
         settings: hyper-parameters that only this method has, as in `dlion.Distributed`.
         faults: what goes wrong: `Fault`s, of which the first that fits counts; or a function (rank, step) -> act.
 
