@@ -38,7 +38,7 @@ def run(config: CompareConfig, study: Study | None, out: Path, *, table_only: bo
     if is_found():
         raise ValueError("dlion compare starts its own workers: run it without a launcher.")
     folder = StudyFolder(out)
-    if study is None and not folder.study_file.exists():
+    if (study is None or table_only) and not folder.study_file.exists():
         raise ValueError(f"{out} holds no study (it has no study.toml): describe one by --config or by flags.")
     torch.set_num_threads(1)
     study = settle(study or read_study(folder.study_file), config.data)

@@ -90,7 +90,14 @@ class Study:
                 raise unknown_name(f"{self.compare} in [vary.{name}] or [grid.{name}]", name, list(self.variants))
         if clash := (self.vary.keys() & self.grid.keys()):
             raise ValueError(f"{min(clash)} is both in [vary] and in [grid]: it is either a condition or searched.")
+        varied = {flag for axes in self._all_axes for values in axes.values() for one in values for flag in one.flags}
+        if clash := (varied & self.train.keys()):
+            raise ValueError(f"{min(clash)} is the same for all in [train] and varies elsewhere: it is either.")
         self._check_tune()
+
+    @property
+    def _all_axes(self) -> list[Axes]:
+        return [self.vary, self.grid, *self.vary_of.values(), *self.grid_of.values()]
 
     def _check_tune(self) -> None:
         if self.tune is None:
