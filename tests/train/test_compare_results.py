@@ -85,7 +85,7 @@ def test_a_seed_that_diverged_is_a_result_and_not_a_number() -> None:
 def test_the_table_says_what_was_run_and_where_the_grid_ended() -> None:
     text = markdown(RESULTS)
     assert "# Votes <and> sums" in text and "- Images shrunk from 32 to 16 pixels." in text
-    assert "| 8 | dlion-mavo | 0.001 (edge) | 0.1 |  | 61.30 ± 0.00 |" in text
+    assert "| 8 | dlion-mavo | 0.001 (edge) | 0.1 |  | 61.30 ± 0.00 |  | 61.30 ± 0.00 |" in text
     assert "torch 2.13.0+cpu" in text and "CIFAR-10 (SHA-256 abababababababab…)" in text
     assert "| 4 | g-lion | 0.01 | 0.1 |  | 57.65 | 57.65 |" in text  # of the grid
     assert rule(STUDY) in text

@@ -6,8 +6,9 @@ from typing import Any
 
 from dlion.train.compare.choose import to_json
 from dlion.train.compare.folder import StudyFolder
+from dlion.train.compare.page import page_of
 from dlion.train.compare.results import Record, Results, Row
-from dlion.train.compare.study import Study, told_by
+from dlion.train.compare.study import METRICS, Study, told_by
 from dlion.train.compare.table import csv_of, markdown, show
 from dlion.train.runs import write_whole
 
@@ -20,6 +21,7 @@ def write_reports(
     write_whole(folder.path / "table.md", markdown(results).encode())
     write_whole(folder.path / "table.csv", csv_of(results).encode())
     write_whole(folder.path / "report.json", (json.dumps(json_of(results), indent=1) + "\n").encode())
+    write_whole(folder.path / "report.html", page_of(results, mbit, step_ms))
     show(results)
 
 
@@ -48,7 +50,7 @@ def _row(results: Results, row: Row) -> Record:
                 "spread": _finite(row.spread(metric)),
                 "values": row.values(metric),
             }
-            for metric in results.metrics
+            for metric in METRICS
         },
         **{key: _finite(row.average(key)) for key in ("bits_per_param_sent", "bits_per_param_received", "bytes_sent")},
     }

@@ -93,10 +93,12 @@ class Results:
 
     @cached_property
     def metrics(self) -> list[str]:
-        """The metrics that the cells have, the one that counts first."""
+        """The metrics that tables show, the one that counts first: it, its like (best or last), and the best loss."""
         first = metric_of(self.study)
-        has = [name for name in METRICS if any(record.get(name) is not None for record in self.records.values())]
-        return [first, *(name for name in has if name != first)]
+        like = first.removeprefix("best_") if first.startswith("best_") else f"best_{first}"
+        has = {name for name in METRICS if any(record.get(name) is not None for record in self.records.values())}
+        others = [name for name in dict.fromkeys([like, "best_val_loss"]) if name in has and name != first]
+        return [first, *others]
 
     def places(self) -> list[dict[str, Any]]:
         """The places that have a row, in order."""

@@ -24,6 +24,7 @@ TITLES = {
 WIDTH = 120  # where the output has no width of its own
 
 SPREAD = "± is the standard deviation over seeds."
+EDGE = "(edge): the lowest or highest value that was tried."
 DIFFERENCE = (
     "The difference is in the same unit; the spread behind it is the standard deviation of the difference of two "
     "single runs, one of each."
@@ -59,7 +60,7 @@ def best_columns(results: Results, metrics: Sequence[str]) -> list[str]:
     first = next(iter(study.variants))
     others = [f"minus {first} (spread)"] if len(study.variants) > 1 else []
     titles = [TITLES[metric] for metric in metrics]
-    return [*study.axes, study.compare, *searched, *titles, *others, "bits/param sent", "ratio to fp32"]
+    return [*study.axes, study.compare, *searched, titles[0], *others, *titles[1:], "bits/param", "ratio to fp32"]
 
 
 def best_rows(results: Results, metrics: Sequence[str]) -> list[list[str]]:
@@ -73,13 +74,15 @@ def best_rows(results: Results, metrics: Sequence[str]) -> list[list[str]]:
             f"{text} (edge)" if axis in row.edges else text for axis, text in zip(searched, settings, strict=True)
         ]
         others = [_difference(results, row)] if len(study.variants) > 1 else []
+        with_spreads = [with_spread(row, metric) for metric in metrics]
         table.append(
             [
                 *(said(value) for value in row.place.values()),
                 row.variant,
                 *marked,
-                *(with_spread(row, metric) for metric in metrics),
+                *with_spreads[:1],
                 *others,
+                *with_spreads[1:],
                 f"{row.average('bits_per_param_sent'):.2f}" if row.found else "",
                 f"{row.average('ratio'):.1f}" if row.found else "",
             ]
@@ -148,7 +151,7 @@ def markdown(results: Results) -> str:
             *rows_of(best_columns(results, results.metrics), best_rows(results, results.metrics)),
             "",
             f"{SPREAD} {DIFFERENCE if len(study.variants) > 1 else ''}".strip(),
-            *([] if not study.grid and not study.grid_of else ["", f"How settings were chosen: {rule(study)}"]),
+            *([] if not study.grid and not study.grid_of else ["", f"How settings were chosen: {rule(study)} {EDGE}"]),
             "",
             "<details><summary>The grid</summary>",
             "",
