@@ -34,6 +34,7 @@ figcaption { font-size: 0.85rem; }
   .curves { grid-template-columns: 1fr 1fr; }
   .grid { overflow: visible; }
   .grid table { font-size: 7pt; white-space: normal; break-inside: auto; }
+  .grid th, .grid td { overflow-wrap: normal; }
   .grid th { white-space: normal; }
   .grid th, .grid td { padding-right: 0.6rem; }
   .grid tr { break-inside: avoid; }
