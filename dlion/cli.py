@@ -20,6 +20,7 @@ except ModuleNotFoundError:
 
 from dlion.train.bench.settings import BenchConfig  # noqa: E402
 from dlion.train.config import TrainConfig, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
+from dlion.train.plan.settings import PlanConfig  # noqa: E402
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -129,6 +130,26 @@ def bench(
         Folder for the results: a new one in bench-runs unless given.
     """
     from dlion.train.bench.command import run
+
+    return run(settings, out)
+
+
+@app.command
+def plan(
+    settings: Annotated[PlanConfig, Parameter(name="*")] = PlanConfig(),  # noqa: B008 (frozen)
+    *,
+    out: Path | None = None,
+) -> int:
+    """Predict seconds and bytes of a step for every method on a cluster: dlion, DDP, PowerSGD and sparse methods.
+
+    By a model of latencies and bandwidths (docs/plan.md), from figures that you give; it measures nothing.
+
+    Parameters
+    ----------
+    out
+        Folder for plan.json and index.html, with drawings; without it nothing is written.
+    """
+    from dlion.train.plan.command import run
 
     return run(settings, out)
 
