@@ -20,6 +20,7 @@ except ModuleNotFoundError:
 
 from dlion.train.bench.settings import BenchConfig  # noqa: E402
 from dlion.train.config import TrainConfig, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
+from dlion.train.few_shot.settings import FewShotConfig  # noqa: E402
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -131,6 +132,29 @@ def bench(
     from dlion.train.bench.command import run
 
     return run(settings, out)
+
+
+@app.command(name="few-shot")
+def few_shot(
+    model: Path,
+    settings: Annotated[FewShotConfig, Parameter(name="*")] = FewShotConfig(),  # noqa: B008 (frozen)
+    *,
+    out: Path | None = None,
+) -> int:
+    """Ask a language model the seven tasks of the paper's Table 3, through the LM Evaluation Harness.
+
+    Needs pip install "dlion[few-shot]". Writes few-shot.json.
+
+    Parameters
+    ----------
+    model
+        Folder of a run (its model after the last step counts), or of a model of transformers.
+    out
+        File for the results: few-shot.json in the folder of the run, or here, unless given.
+    """
+    from dlion.train.few_shot.command import run
+
+    return run(model, settings, out)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
