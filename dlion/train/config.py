@@ -162,23 +162,42 @@ def to_flags(config: TrainConfig) -> dict[str, Any]:
     }
 
 
+def given_in(config: TrainConfig) -> dict[str, Any]:
+    """The flags that differ from their defaults."""
+    defaults = to_flags(TrainConfig())
+    return {flag: value for flag, value in to_flags(config).items() if defaults.get(flag) != value}
+
+
 def from_flags(flags: Mapping[str, Any]) -> Settled:
     """The inverse of `to_flags` for a settled run.
 
     Raises:
         ValueError: a flag is missing, unknown, or has a value of another type or out of range.
     """
+    return Settled(**_fields(Settled, flags))
+
+
+def asked_by(flags: Mapping[str, Any]) -> TrainConfig:
+    """The inverse of `to_flags` for what was asked for: flags that are not given keep their defaults.
+
+    Raises:
+        ValueError: a flag is unknown, or has a value of another type or out of range.
+    """
+    return TrainConfig(**_fields(TrainConfig, flags))
+
+
+def _fields(kind: type[TrainConfig], flags: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {
         flag.replace("-", "_"): tuple(value) if isinstance(value, list) else value for flag, value in flags.items()
     }
-    kinds = get_type_hints(Settled)
-    for name, kind in kinds.items():
-        default = getattr(Settled, name)
-        if not _is_a(fields.get(name, default), kind):
+    kinds = get_type_hints(kind)
+    for name, allowed in kinds.items():
+        default = getattr(kind, name)
+        if not _is_a(fields.get(name, default), allowed):
             raise ValueError(f"{name.replace('_', '-')} cannot be {fields.get(name, default)!r}")
     if unknown := fields.keys() - kinds.keys():
         raise ValueError(f"{min(unknown)} is not a flag")
-    return Settled(**fields)
+    return fields
 
 
 def _is_a(value: object, kind: Any) -> bool:
