@@ -23,6 +23,7 @@ from dlion.train.compare.settings import CompareConfig, study_of  # noqa: E402
 from dlion.train.compare.study import read_study  # noqa: E402
 from dlion.train.config import TrainConfig, given_in, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
 from dlion.train.few_shot.settings import FewShotConfig  # noqa: E402
+from dlion.train.plan.settings import PlanConfig  # noqa: E402
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -201,6 +202,26 @@ def few_shot(
     from dlion.train.few_shot.command import run
 
     return run(model, settings, out)
+
+
+@app.command
+def plan(
+    settings: Annotated[PlanConfig, Parameter(name="*")] = PlanConfig(),  # noqa: B008 (frozen)
+    *,
+    out: Path | None = None,
+) -> int:
+    """Predict seconds and bytes of a step for every method on a cluster: dlion, DDP, PowerSGD and sparse methods.
+
+    By a model of latencies and bandwidths (docs/plan.md), from figures that you give; it measures nothing.
+
+    Parameters
+    ----------
+    out
+        Folder for plan.json and index.html, with drawings; without it nothing is written.
+    """
+    from dlion.train.plan.command import run
+
+    return run(settings, out)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
