@@ -22,6 +22,7 @@ from dlion.train.bench.settings import BenchConfig  # noqa: E402
 from dlion.train.compare.settings import CompareConfig, study_of  # noqa: E402
 from dlion.train.compare.study import read_study  # noqa: E402
 from dlion.train.config import INSTEAD, TrainConfig, given_in, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
+from dlion.train.few_shot.settings import FewShotConfig  # noqa: E402
 from dlion.train.plan.settings import PlanConfig  # noqa: E402
 
 USER_ERROR = 2
@@ -179,6 +180,29 @@ def _train_flags(words: Sequence[str]) -> dict[str, Any]:
     if strange:
         raise ValueError(f"--{strange[0]} cannot be given to runs of a comparison: leave it out.")
     return given_in(bound.arguments.get("settings", TrainConfig()))
+
+
+@app.command(name="few-shot")
+def few_shot(
+    model: Path,
+    settings: Annotated[FewShotConfig, Parameter(name="*")] = FewShotConfig(),  # noqa: B008 (frozen)
+    *,
+    out: Path | None = None,
+) -> int:
+    """Ask a language model the seven tasks of the paper's Table 3, through the LM Evaluation Harness.
+
+    Needs pip install "dlion[few-shot]". Writes few-shot.json.
+
+    Parameters
+    ----------
+    model
+        Folder of a run (its model after the last step counts), or of a model of transformers.
+    out
+        File for the results: few-shot.json in the folder of the run, or here, unless given.
+    """
+    from dlion.train.few_shot.command import run
+
+    return run(model, settings, out)
 
 
 @app.command
