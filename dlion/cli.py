@@ -21,7 +21,7 @@ except ModuleNotFoundError:
 from dlion.train.bench.settings import BenchConfig  # noqa: E402
 from dlion.train.compare.settings import CompareConfig, study_of  # noqa: E402
 from dlion.train.compare.study import read_study  # noqa: E402
-from dlion.train.config import TrainConfig, given_in, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
+from dlion.train.config import INSTEAD, TrainConfig, given_in, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -48,9 +48,10 @@ def from_files(app: App, commands: tuple[str, ...], arguments: Any) -> None:
     for key in values:
         if key.replace("_", "-") not in flags:
             raise unknown_name("configuration key", key, sorted(flags))
-    for one, other in (("steps", "epochs"), ("epochs", "steps")):
-        if f"--{one}" in given:
-            values.pop(other, None)
+    for one, other in INSTEAD.items():
+        for mine, theirs in ((one, other), (other, one)):
+            if f"--{mine}" in given:
+                values = {key: value for key, value in values.items() if key.replace("_", "-") != theirs}
     Dict(values, source=str(path), use_commands_as_keys=False)(app, commands, arguments)
 
 

@@ -32,6 +32,10 @@ class Wire:
     count: Count
     down: Decoder
 
+    def bucket_elements(self, bucket_bytes: int) -> int:
+        """How many elements travel together: a byte is eight votes, or a part of a full-precision number."""
+        return bucket_bytes * 8 // (self.up.bits if self.up.align == 1 else 1)
+
 
 class Steps(Protocol):
     """What the optimizer asks of an implementation."""

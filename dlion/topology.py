@@ -10,20 +10,59 @@ go of every buffer as soon as it can. The first call runs on the group for ballo
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from dlion.channel import Call, nbytes
+from dlion.channel import nbytes
 from dlion.header import WORDS
 from dlion.layout import from_shards, into_shards
 from dlion.stats import Stats
-from dlion.voting import Voting
 
 REPLICATED_WORDS = 1024  # up to here one call with all ballots is quicker than two with shards
 
-Consultation = Generator[Call[Any], None, tuple[Tensor, Tensor]]
+Result = TypeVar("Result", covariant=True)
+
+
+class Awaited(Protocol[Result]):
+    """A call under way."""
+
+    @property
+    def result(self) -> Result:
+        """What it brings, once it is over."""
+
+    def arrived(self) -> bool:
+        """Whether it is."""
+
+    def wait(self) -> Result:
+        """The result, once it is there."""
+
+
+class Line(Protocol):
+    """What a topology needs of a channel, between processes or within one."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def all_to_all(self, rows: Tensor) -> Awaited[Tensor]: ...
+    def all_gather(self, row: Tensor) -> Awaited[Tensor]: ...
+    def gather(self, row: Tensor, to: int) -> Awaited[Tensor | None]: ...
+    def send_out(self, row: Tensor, source: int) -> Awaited[Tensor]: ...
+    def sum_(self, tensor: Tensor) -> Awaited[Tensor]: ...
+
+
+class Lines(Protocol):
+    """One for ballots and one for verdicts, so that they do not wait for each other."""
+
+    @property
+    def ballots(self) -> Line: ...
+    @property
+    def verdicts(self) -> Line: ...
+
+
+Consultation = Generator[Awaited[Any], None, tuple[Tensor, Tensor]]
 
 
 class Tally(Protocol):
@@ -76,7 +115,7 @@ class Solo:
 class Sharded:
     """All-to-all of ballots, all-gather of verdicts: every worker is the server of one shard."""
 
-    voting: Voting
+    voting: Lines
     stats: Stats
 
     @property
@@ -105,7 +144,7 @@ class Sharded:
 class Replicated:
     """All-gather of ballots: everybody counts everything. One call, but traffic grows with the number of workers."""
 
-    voting: Voting
+    voting: Lines
     stats: Stats
     shards = 1
 
@@ -127,7 +166,7 @@ class Server:
     The answer leaves rank 0 once for each worker, directly, so that its load is the drawing's too.
     """
 
-    voting: Voting
+    voting: Lines
     stats: Stats
     shards = 1
 
@@ -157,7 +196,7 @@ class Server:
 class AllReduce:
     """Full-precision numbers, summed by the backend; headers are gathered first, so that absent votes count nothing."""
 
-    voting: Voting
+    voting: Lines
     stats: Stats
     shards = 1
 
@@ -175,7 +214,7 @@ class AllReduce:
         return verdict[None], total
 
 
-def choose_topology(name: str, voting: Voting | None, stats: Stats, words: int, *, summed: bool) -> Topology:
+def choose_topology(name: str, voting: Lines | None, stats: Stats, words: int, *, summed: bool) -> Topology:
     """The topology of this name; "auto" replicates ballots between two workers and for few words, else shards them.
 
     Args:

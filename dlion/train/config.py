@@ -13,14 +13,22 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import Parameter
 
+from dlion.train.method_flags import FIXED, MethodFlags
+
 DEFAULT_WORKERS = 4
 DEFAULT_STEPS = 300
+INSTEAD = {
+    "simulate": "workers",
+    "batch_sizes": "batch_size",
+    "steps": "epochs",
+}  # one stands in the place of the other
+COUNTS = "workers simulate steps epochs batch_size accumulate threads log_every eval_every save_every".split()
 LION_BETAS = (0.9, 0.99)
 ADAMW_BETAS = (0.9, 0.999)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(MethodFlags):
     """One run. Each field is a flag of `dlion train` and a key of its TOML file (batch_size: batch-size).
 
     Raises:
@@ -35,12 +43,16 @@ class TrainConfig:
     """How the workers agree: dlion-mavo, dlion-avg, g-lion or g-adamw."""
     workers: int | None = None
     """Workers, each with its own data stream: 4 unless a launcher such as torchrun says otherwise."""
+    simulate: int | None = None
+    """Instead of --workers: so many simulated ones, one after another in this process, with the same results."""
     steps: int | None = None
     """Optimizer steps in all: 300 unless --steps or --epochs is given."""
     epochs: int | None = None
     """Instead of --steps: how often each worker sees the whole training set."""
     batch_size: int = 32
     """Samples per worker and micro-batch."""
+    batch_sizes: Annotated[tuple[int, ...] | None, Parameter(negative="", consume_multiple=True)] = None
+    """Instead of --batch-size: one for each worker, in rank order."""
     accumulate: int = 1
     """Micro-batches whose gradients are averaged locally before each step."""
     lr: float | None = None
@@ -60,10 +72,14 @@ class TrainConfig:
     """--overlap sends ballots while backward still runs; the results are the same."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA when every worker of this machine can have its own GPU, otherwise the CPU."""
+    threads: int | None = None
+    """CPU threads of each worker: OMP_NUM_THREADS, or its share of the cores, unless given. Results depend on it."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 runs forward and backward under autocast; parameters stay fp32."""
     seed: int = 0
     """Initial weights, order of the data, augmentation and dropout are functions of it."""
+    init_from: str | None = None
+    """Start from the parameters of a run's folder (its best model), or of a file of safetensors."""
     data: str | None = None
     """File or folder with the data, when it is not where the task looks by itself."""
     iid: bool = True
@@ -76,9 +92,11 @@ class TrainConfig:
     """Steps between two checkpoints; the last step always writes one."""
 
     def __post_init__(self) -> None:
-        for flag in ("workers", "steps", "epochs", "batch_size", "accumulate", "log_every", "eval_every", "save_every"):
+        for flag in COUNTS:
             value = getattr(self, flag)
             require(value is None or value >= 1, flag, value, "at least 1")
+        for size in self.batch_sizes or ():
+            require(size >= 1, "batch_sizes", size, "at least 1 each")
         require(self.lr is None or _positive(self.lr), "lr", self.lr, "a finite number above 0")
         require(
             math.isfinite(self.weight_decay) and self.weight_decay >= 0.0,
@@ -94,6 +112,13 @@ class TrainConfig:
         require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more")
         require(0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2^63 - 1")
         require(_is_text(self.data), "data", ascii(self.data), "a path in valid UTF-8")
+        require(_is_text(self.init_from), "init_from", ascii(self.init_from), "a path in valid UTF-8")
+        if self.ties == FIXED and self.simulate is None:
+            raise ValueError("--ties fixed is a rule for ablations, which only --simulate has: choose another one.")
+        if self.overlap and self.simulate is not None:
+            raise ValueError(
+                "--overlap and --simulate contradict each other: simulated workers have no network to hide."
+            )
         if self.overlap and self.clip_norm is not None:
             raise ValueError(
                 "--overlap and --clip-norm contradict each other: gradients have voted before they could be clipped."
@@ -118,6 +143,15 @@ class Settled(TrainConfig):
     lr: float
     betas: tuple[float, float]
 
+    def batch_of(self, rank: int) -> int:
+        """Samples of a worker in each micro-batch."""
+        return self.batch_sizes[rank] if self.batch_sizes else self.batch_size
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of all workers in a step."""
+        return sum(map(self.batch_of, range(self.workers))) * self.accumulate
+
 
 def settle(config: TrainConfig, *, model: str, workers: int, steps_per_epoch: int) -> Settled:
     """Fill in what the user left open, from the method and from what the task and the launcher say."""
@@ -125,8 +159,9 @@ def settle(config: TrainConfig, *, model: str, workers: int, steps_per_epoch: in
     given = asdict(config) | {"model": model, "workers": workers, "steps": steps, "epochs": None}
     given["lr"] = config.lr or 1e-3
     given["betas"] = config.betas or (ADAMW_BETAS if config.method == "g-adamw" else LION_BETAS)
-    if config.data is not None and Path(config.data).exists():
-        given["data"] = str(Path(config.data).resolve())
+    for name in ("data", "init_from"):
+        if given[name] is not None and Path(given[name]).exists():
+            given[name] = str(Path(given[name]).resolve())
     return Settled(**given)
 
 
@@ -147,11 +182,13 @@ def learning_rate(config: Settled, step: int) -> float:
 
 def to_flags(config: TrainConfig) -> dict[str, Any]:
     """The fields that are set, under the names of their flags: what is written to `config.toml`."""
-    return {
+    flags = {
         name.replace("_", "-"): list(value) if isinstance(value, tuple) else value
         for name, value in asdict(config).items()
         if value is not None
     }
+    replaced = {other for flag, other in INSTEAD.items() if flag in flags}
+    return {flag: value for flag, value in flags.items() if flag not in replaced}
 
 
 def given_in(config: TrainConfig) -> dict[str, Any]:
@@ -166,7 +203,7 @@ def from_flags(flags: Mapping[str, Any]) -> Settled:
     Raises:
         ValueError: a flag is missing, unknown, or has a value of another type or out of range.
     """
-    return Settled(**_fields(Settled, flags))
+    return Settled(**_fields(Settled, {"workers": flags.get("simulate"), **flags}))
 
 
 def asked_by(flags: Mapping[str, Any]) -> TrainConfig:
@@ -198,6 +235,8 @@ def _is_a(value: object, kind: Any) -> bool:
         return value in get_args(kind)
     if get_origin(kind) is tuple:
         members = get_args(kind)
+        if members[1:] == (...,):
+            return isinstance(value, tuple) and all(_is_a(each, members[0]) for each in value)
         return isinstance(value, tuple) and len(value) == len(members) and all(map(_is_a, value, members))
     if get_args(kind):
         return any(_is_a(value, one) for one in get_args(kind))

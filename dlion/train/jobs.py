@@ -7,13 +7,17 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dlion.methods import METHODS
+from dlion.simulate import Simulation
 from dlion.train import checkpoints
 from dlion.train.checkpoints import Checkpoint, Progress
 from dlion.train.config import Settled, TrainConfig, from_flags, settle, to_flags, unknown_name
 from dlion.train.models import build_model
 from dlion.train.runs import RunFolder, differences
 from dlion.train.tasks import Task, load_task
+from dlion.train.workers import choices
 
 
 @dataclass(frozen=True)
@@ -67,13 +71,27 @@ def check(config: TrainConfig, workers: int) -> Settled:
         raise unknown_name("method", config.method, list(METHODS))
     task = data_of(config.task, config.data)
     build_model(config.model, task)
+    sizes = _batch_sizes(config, workers)
     task.batch(seed=config.seed, rank=workers - 1, workers=workers, step=0, size=1, iid=config.iid)
-    return settle(
+    settled = settle(
         config,
         model=config.model or task.default_model,
         workers=workers,
-        steps_per_epoch=ceil(task.info.train_size / (config.batch_size * config.accumulate)),
+        steps_per_epoch=ceil(task.info.train_size * workers / (sum(sizes) * config.accumulate)),
     )
+    parameter = torch.nn.Parameter(torch.zeros(1))  # what the method allows is found out before a worker starts
+    Simulation(torch.nn.ParameterList([parameter]), workers=workers, **choices(settled))
+    return settled
+
+
+def _batch_sizes(config: TrainConfig, workers: int) -> tuple[int, ...]:
+    """Of each worker; unequal ones take as long for an epoch as their mean would."""
+    sizes = config.batch_sizes or (config.batch_size,) * workers
+    if len(sizes) != workers:
+        raise ValueError(
+            f"--batch-sizes gives {len(sizes)} sizes for {workers} workers: give one for each, or --batch-size for all."
+        )
+    return sizes
 
 
 def open_run(config: Settled, place: Place) -> Job | None:
@@ -86,6 +104,9 @@ def open_run(config: Settled, place: Place) -> Job | None:
         ValueError: the folder holds a different run, a damaged checkpoint or no run, or another command trains in it.
     """
     if place.resume is None:
+        if config.init_from is not None:  # damage is found before there is a folder
+            start = checkpoints.weights_of(Path(config.init_from))
+            checkpoints.load_weights(build_model(config.model, data_of(config.task, config.data)), start)
         return Job(config, RunFolder.create(place.out, place.name, config))
     folder = RunFolder.existing(place.resume)
     stored = folder.read_config()

@@ -6,7 +6,7 @@ of `key + (i+1) * G` (Steele, Lea, Flood 2014). Unlike a library's generators it
 version.
 """
 
-from functools import lru_cache
+from collections import OrderedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -43,9 +43,19 @@ def shuffled_positions(seed: int, rank: int, step: int, size: int, total: int) -
     return np.concatenate(found)
 
 
-@lru_cache(maxsize=8)  # A step needs the permutation of its epoch, and every step of the epoch the same one.
-def _permutation(seed: int, rank: int, epoch: int, total: int) -> npt.NDArray[np.int64]:
-    return np.argsort(draws(ORDER, seed, rank, epoch, count=total), kind="stable")
+_KEPT_NUMBERS = 2**24  # in all permutations kept: 128 MB. Simulated workers need one each in every step.
+_KEPT_ALWAYS = 8
+_kept: "OrderedDict[tuple[int, ...], npt.NDArray[np.int64]]" = OrderedDict()
+
+
+def _permutation(*key: int) -> npt.NDArray[np.int64]:
+    """The permutation of (seed, rank, epoch, total); a step needs that of its epoch, as every step of it does."""
+    if key not in _kept:
+        _kept[key] = np.argsort(draws(ORDER, *key[:3], count=key[3]), kind="stable")
+        while len(_kept) > _KEPT_ALWAYS and sum(map(len, _kept.values())) > _KEPT_NUMBERS:
+            _kept.popitem(last=False)
+    _kept.move_to_end(key)
+    return _kept[key]
 
 
 def _finalise(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
