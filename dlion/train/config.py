@@ -218,7 +218,7 @@ def from_flags(flags: Mapping[str, Any]) -> Settled:
     Raises:
         ValueError: a flag is missing, unknown, or has a value of another type or out of range.
     """
-    return Settled(**_fields(Settled, flags))
+    return Settled(**_fields(Settled, {"workers": flags.get("simulate"), **flags}))
 
 
 def asked_by(flags: Mapping[str, Any]) -> TrainConfig:
@@ -234,8 +234,6 @@ def _fields(kind: type[TrainConfig], flags: Mapping[str, Any]) -> dict[str, Any]
     fields: dict[str, Any] = {
         flag.replace("-", "_"): tuple(value) if isinstance(value, list) else value for flag, value in flags.items()
     }
-    if kind is Settled:
-        fields = {"workers": fields.get("simulate")} | fields
     kinds = get_type_hints(kind)
     for name, allowed in kinds.items():
         default = getattr(kind, name)
