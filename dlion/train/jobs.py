@@ -16,6 +16,7 @@ from dlion.train import checkpoints
 from dlion.train.checkpoints import Checkpoint, Progress
 from dlion.train.config import DEFAULT_LR, Settled, TrainConfig, from_flags, settle, to_flags, unknown_name
 from dlion.train.models import build_model
+from dlion.train.reading import AS_USUAL, Reading, reading_of
 from dlion.train.runs import RunFolder, differences
 from dlion.train.tasks import Task, load_task
 from dlion.train.workers import choices
@@ -57,9 +58,14 @@ class Job:
 
 
 @cache
-def data_of(task: str, data: str | None) -> Task:
+def data_of(task: str, data: str | None, reading: Reading = AS_USUAL, pretrained: str | None = None) -> Task:
     """The task, loaded once per process; forked workers share what their launcher has loaded."""
-    return load_task(task, data)
+    return load_task(task, data, reading, pretrained)
+
+
+def task_of(config: TrainConfig) -> Task:
+    """The task of a configuration, loaded once per process."""
+    return data_of(config.task, config.data, reading_of(config), config.pretrained)
 
 
 def check(config: TrainConfig, workers: int) -> Settled:
@@ -70,8 +76,9 @@ def check(config: TrainConfig, workers: int) -> Settled:
     """
     if config.method not in METHODS:
         raise unknown_name("method", config.method, list(METHODS))
-    task = data_of(config.task, config.data)
-    build_model(config.model, task)
+    task = task_of(config)
+    with torch.device("meta"):  # whether it fits is seen without its memory
+        build_model(config.model, task, config)
     sizes = _batch_sizes(config, workers)
     task.batch(seed=config.seed, rank=workers - 1, workers=workers, step=0, size=1, iid=config.iid)
     defaults = METHODS[config.method].rule(reference, "nearest", None).defaults()
@@ -79,7 +86,7 @@ def check(config: TrainConfig, workers: int) -> Settled:
         config,
         model=config.model or task.default_model,
         workers=workers,
-        steps_per_epoch=ceil(task.info.train_size * workers / (sum(sizes) * config.accumulate)),
+        steps_per_epoch=steps_per_epoch(config, sizes, task.info.train_size),
         lr=max(DEFAULT_LR, defaults["lr"]),
         betas=defaults.get("betas"),
     )
@@ -98,6 +105,21 @@ def _batch_sizes(config: TrainConfig, workers: int) -> tuple[int, ...]:
     return sizes
 
 
+def steps_per_epoch(config: TrainConfig, batch_sizes: tuple[int, ...], train_size: int) -> int:
+    """Steps in which the workers see `train_size` samples each, on average; with shared epochs all together.
+
+    Args:
+        batch_sizes: of each worker.
+
+    Raises:
+        ValueError: epochs are asked for and the size is not known, as of a stream.
+    """
+    if config.epochs is not None and train_size == 0:
+        raise ValueError(f"--epochs {config.epochs} needs data whose size is known: give --steps for a stream.")
+    times = 1 if config.shared_epochs else len(batch_sizes)
+    return ceil(train_size * times / (sum(batch_sizes) * config.accumulate))
+
+
 def open_run(config: Settled, place: Place) -> Job | None:
     """Make the folder of a new run, or find the point from which to continue an old one.
 
@@ -110,7 +132,7 @@ def open_run(config: Settled, place: Place) -> Job | None:
     if place.resume is None:
         if config.init_from is not None:  # damage is found before there is a folder
             start = checkpoints.weights_of(Path(config.init_from))
-            checkpoints.load_weights(build_model(config.model, data_of(config.task, config.data)), start)
+            checkpoints.load_weights(build_model(config.model, task_of(config), config), start)
         return Job(config, RunFolder.create(place.out, place.name, config))
     folder = RunFolder.existing(place.resume)
     stored = folder.read_config()

@@ -14,7 +14,7 @@ import dlion
 from dlion.train import checkpoints
 from dlion.train.checkpoints import Progress
 from dlion.train.config import Settled, learning_rate
-from dlion.train.jobs import Job, data_of
+from dlion.train.jobs import Job, task_of
 from dlion.train.models import build_model
 from dlion.train.progress import Display, display, results
 from dlion.train.report import write_report
@@ -31,7 +31,7 @@ def train(job: Job, place: Place) -> None:
     that no evaluation has touched, and a run that is resumed from it repeats an uninterrupted one to the bit.
     """
     config = job.config
-    task = data_of(config.task, config.data)
+    task = task_of(config)
     workers = _gather(job, place, task)
     model, optimizer, leads = workers.model, workers.optimizer, 0 in workers.here
     progress = Progress()
@@ -83,7 +83,7 @@ def _gather(job: Job, place: Place, task: Task) -> Workers:
     """The workers around a new model: random, a function of the seed, or the one to start from."""
     config = job.config
     torch.manual_seed(config.seed)
-    model = build_model(config.model, task)
+    model = build_model(config.model, task, config)
     if config.init_from is not None and job.checkpoint is None:
         checkpoints.load_weights(model, checkpoints.weights_of(Path(config.init_from)))
     workers = place.workers(config, model.to(place.device))
