@@ -207,6 +207,12 @@ def test_mistakes_are_told_in_one_sentence() -> None:
         simulation.step()
     with pytest.raises(ValueError, match="a closure has one gradient for all workers"):
         simulation.step(lambda: 1.0)
+    for rank in (0, 2):
+        with simulation.worker(rank):
+            pass
+    simulation.param_groups[0]["lr"] = 3.0
+    with pytest.raises(ValueError, match="changed after the first worker had computed"):
+        simulation.step()
     with pytest.raises(ValueError, match="within a step"):
         simulation.load_state_dict(simulation.state_dict())
     with pytest.raises(TypeError, match="neither copied nor pickled"):
