@@ -19,7 +19,9 @@ except ModuleNotFoundError:
     raise SystemExit(2) from None
 
 from dlion.train.bench.settings import BenchConfig  # noqa: E402
-from dlion.train.config import TrainConfig, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
+from dlion.train.compare.settings import CompareConfig, study_of  # noqa: E402
+from dlion.train.compare.study import read_study  # noqa: E402
+from dlion.train.config import TrainConfig, given_in, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
 from dlion.train.plan.settings import PlanConfig  # noqa: E402
 
 USER_ERROR = 2
@@ -152,6 +154,50 @@ def plan(
     from dlion.train.plan.command import run
 
     return run(settings, out)
+
+
+@app.command
+def compare(
+    *flags: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    settings: Annotated[CompareConfig, Parameter(name="*")] = CompareConfig(),  # noqa: B008 (frozen)
+    config: Path | None = None,
+    out: Path | None = None,
+    table: bool = False,
+) -> int:
+    """Train the same task by several methods, search each one's best setting, and show what each reaches.
+
+    Every run is one `dlion train`, recorded in cells.jsonl when it is finished and not run again: the same command goes
+    on after an interruption, also in another checkout. Writes table.md, table.csv, report.json and report.html.
+
+    Parameters
+    ----------
+    flags
+        Flags of `dlion train` for every run, after `--`.
+    config
+        TOML file with the study, instead of flags; docs/compare.md says what it may hold.
+    out
+        Folder of the study: compare-runs/NAME unless given. One that holds a study is gone on with.
+    table
+        Run nothing: write the tables and the report of what is recorded.
+    """
+    from dlion.train.compare.command import DEFAULT_OUT, run
+
+    train_flags = _train_flags(flags)
+    asked = [f"--{name.replace('_', '-')}" for name in settings.asked] + [f"--{flag}" for flag in train_flags]
+    if config is not None and asked:
+        raise ValueError(f"--config and {asked[0]} contradict each other: the file describes the whole study.")
+    goes_on = config is None and out is not None and (out / "study.toml").is_file() and not asked
+    study = None if goes_on else read_study(config) if config else study_of(settings, train_flags)
+    return run(settings, study, out or DEFAULT_OUT / (config.stem if config else settings.task), table_only=table)
+
+
+def _train_flags(words: Sequence[str]) -> dict[str, Any]:
+    """What flags of `dlion train` say, under the names that they have in its TOML files."""
+    _, bound, _ = app.parse_args(["train", *words], exit_on_error=False, print_error=False)
+    strange = sorted(bound.arguments.keys() - {"settings"})
+    if strange:
+        raise ValueError(f"--{strange[0]} cannot be given to runs of a comparison: leave it out.")
+    return given_in(bound.arguments.get("settings", TrainConfig()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

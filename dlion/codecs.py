@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,10 +12,11 @@ from dlion.layout import WORD, Bucket
 
 @dataclass(frozen=True)
 class Moment:
-    """When and where a ballot is written: `t` verdicts were applied before; `rank` in the voting group."""
+    """When and where a ballot is written: `t` verdicts were applied before; `rank` in a group of `workers`."""
 
     t: int
     rank: int
+    workers: int = 1
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,16 @@ class Encoder(Protocol):
     align: int
     bits: int
 
-    def encode(self, message: Tensor, bucket: Bucket, moment: Moment) -> Tensor:
-        """f[bucket.size] -> T[planes, n]: i64 words, or full-precision numbers."""
+    def encode(self, message: Any, bucket: Bucket, moment: Moment) -> Tensor:
+        """What the rule says, most often f[bucket.size] -> T[planes, n]: i64 words, or numbers."""
+
+    def blank(self, bucket: Bucket, answers: list[Tensor]) -> Tensor:
+        """T[planes, n] that says nothing, as long as others' ballots after a survey with these answers."""
+
+
+def blank_words(planes: int, bucket: Bucket) -> Tensor:
+    """i64[planes, words] of zeros."""
+    return torch.zeros(planes, bucket.words, dtype=torch.int64, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,9 @@ class SignBits:
             words[index] &= mask
         return words[None]
 
+    def blank(self, bucket: Bucket, answers: list[Tensor]) -> Tensor:
+        return blank_words(1, bucket)
+
     def decode(self, verdict: Tensor, voters: int) -> Levels:
         """i64[1, words] -> -1 or +1 of each element."""
         return Levels(verdict, (-1, 1), 1)
@@ -84,6 +96,9 @@ class TernaryBits:
         """f[64*words] -> i64[2, words]."""
         planes: Tensor = self.kernels.pack_ternary(message)
         return planes
+
+    def blank(self, bucket: Bucket, answers: list[Tensor]) -> Tensor:
+        return blank_words(2, bucket)
 
     def decode(self, verdict: Tensor, voters: int) -> Levels:
         """i64[2, words] -> -1, 0 or +1 of each element; level 2 (positive but zero) does not occur."""
@@ -118,6 +133,9 @@ class Cast:
     def encode(self, message: Tensor, bucket: Bucket, moment: Moment) -> Tensor:
         """f[n] -> f[1, n], the tensor itself."""
         return message[None]
+
+    def blank(self, bucket: Bucket, answers: list[Tensor]) -> Tensor:
+        return torch.zeros(1, bucket.size, dtype=bucket.dtype, device="cpu")
 
     def decode(self, verdict: Tensor, voters: int) -> Tensor:
         """The sum f[1, n] -> the mean f[n]."""

@@ -25,6 +25,7 @@ from dlion.phases import Phases
 from dlion.pipeline import Wire
 from dlion.replica import Replica
 from dlion.stats import Stats
+from dlion.survey import Survey
 from dlion.tallies import Tally
 from dlion.topology import choose_topology
 from dlion.voting import Voting, voting_groups, wait_for_all
@@ -83,7 +84,8 @@ class Exchange:
             self._agree(self.voting, shared_state(self.replica))
             self.voting = voting_groups(group, options.timeout, owner)
         words = sum(bucket.words for bucket in self.layout.buckets)
-        self.topology = choose_topology(options.topology, self.voting, stats, words, summed=wire.up.align == 1)
+        self.topology = choose_topology(options.topology, self.voting, stats, words, wire.replicate)
+        self.survey = Survey(self.voting.ballots if self.voting else None, stats, phases)
         self.flight = Flight(phases)
         self.begun = False
         self._guarded = 0 if self.voting else GUARDED_STEPS
@@ -111,7 +113,7 @@ class Exchange:
         if self.begun:
             return
         self.t = int(self.param_groups[0]["t"])
-        self.moment = Moment(self.t, self.rank)
+        self.moment = Moment(self.t, self.rank, self.workers)
         self.replica.hypers = agreement.hyper_parameters(self.param_groups, self.keys)
         self._announced = self.replica.hypers
         if self._applied is not None and self.options.overlap:
@@ -196,10 +198,10 @@ class Exchange:
             return
         self.begin()
         try:
+            answers = self.survey.take_part()
             # as many rows as a worker sends that has not heard of it
             for bucket in self.order if self.options.overlap else self.order[:1]:
-                blank = torch.zeros(bucket.size, dtype=bucket.dtype, device="cpu")
-                self._send(bucket, self.wire.up.encode(blank, bucket, self.moment), Status.LAYOUT_CHANGED)
+                self._send(bucket, self.wire.up.blank(bucket, answers), Status.LAYOUT_CHANGED)
             self.receive()
         finally:
             self.end()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 VERSION = 1
-WORDS = 2
+NBYTES = 16
 NOBODY = 2**32 - 1
 
 T = TypeVar("T")

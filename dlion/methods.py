@@ -11,6 +11,7 @@ from dlion.ops import reference
 from dlion.pipeline import FusedLion, Pipeline, Steps, Wire
 from dlion.rules import Global, Gradient, Lion, Rule
 from dlion.tallies import Majority, TernaryMajority, TernaryVotes, Total, Votes
+from dlion.topology import TOPOLOGIES, between_two
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,21 @@ class Method:
 
     Attributes:
         options: those of the optimizer that have a meaning here, beside the ones that always do.
+        topologies: those that can carry its ballots.
+        fused: whether its steps are Lion's, for which there are kernels.
     """
 
     description: str
     rule: Callable[[ModuleType, str, torch.dtype | None], Rule]
     wire: Callable[[Choices], Wire]
     options: frozenset[str]
+    topologies: tuple[str, ...] = TOPOLOGIES
+    fused: bool = False
 
     def steps(self, rule: Rule, choices: Choices) -> Steps:
-        """The implementation: votes run fused where kernels other than the reference do, all else one by one."""
+        """The implementation: Lion's votes run fused where kernels other than the reference do, all else one by one."""
         wire = self.wire(choices)
-        if "zeros" in self.options and choices.kernels is not reference:
+        if self.fused and choices.kernels is not reference:
             return FusedLion(choices.kernels, wire, choices.said_zeros, choices.rounding)
         return Pipeline(rule, wire)
 
@@ -65,16 +70,21 @@ def average(c: Choices) -> Wire:
 
 
 def mean(c: Choices) -> Wire:
-    """Full precision both ways, summed by the backend's all-reduce."""
-    return Wire(Cast(), Total(), Cast())
+    """Full precision both ways."""
+    return Wire(Cast(), Total(), Cast(), between_two)
 
 
-LION = frozenset({"rounding", "momentum_dtype"})
-VOTES = LION | {"topology", "zeros"}
+PARTS = frozenset({"bucket_bytes", "overlap"})  # where a ballot needs no more than the gradients of its bucket
+LION = PARTS | {"rounding", "momentum_dtype"}
+VOTES = LION | {"zeros"}
 
 METHODS = {
-    "dlion-mavo": Method("Distributed Lion, majority vote: 1 bit each way", Lion, majority, VOTES | {"ties"}),
-    "dlion-avg": Method("Distributed Lion, average of the votes: 1 bit up, the count down", Lion, average, VOTES),
+    "dlion-mavo": Method(
+        "Distributed Lion, majority vote: 1 bit each way", Lion, majority, VOTES | {"ties"}, fused=True
+    ),
+    "dlion-avg": Method(
+        "Distributed Lion, average of the votes: 1 bit up, the count down", Lion, average, VOTES, fused=True
+    ),
     "g-lion": Method("Lion on the mean gradient", lambda *how: Global(Lion(*how)), mean, LION),
-    "g-adamw": Method("AdamW on the mean gradient", lambda *how: Gradient(torch.optim.AdamW), mean, frozenset()),
+    "g-adamw": Method("AdamW on the mean gradient", lambda *how: Gradient(torch.optim.AdamW), mean, PARTS),
 }

@@ -23,6 +23,7 @@ from dlion.overlap import Overlap
 from dlion.phases import Phases
 from dlion.pipeline import Steps
 from dlion.replica import Replica
+from dlion.settings import check_settings
 from dlion.stats import Stats
 
 
@@ -34,15 +35,15 @@ class Distributed(torch.optim.Optimizer):
 
     Args:
         params: parameters, named parameters or groups, as for any torch optimizer.
-        method: "dlion-mavo", "dlion-avg", "g-lion" or "g-adamw".
+        method: a name of `dlion.methods.METHODS`.
         lr: learning rate, float or tensor; None takes the method's own default (Lion 1e-4, AdamW 1e-3).
-        betas: None takes the method's own default (Lion (0.9, 0.99), AdamW (0.9, 0.999)).
+        betas: of Lion and AdamW; None takes the method's own default (Lion (0.9, 0.99), AdamW (0.9, 0.999)).
         weight_decay: decoupled: `p *= 1 - lr*weight_decay`.
         process_group: the workers that vote; None is the default group, looked up at the first step.
         topology: "sharded" sends less than 2 bits per parameter for any number of workers N; "replicated" takes one
             call instead of two but sends N-1; "server" is the paper's drawing; "auto" takes replicated for two workers
-            or small models, else sharded. All give the same bits. Methods that exchange full precision use the
-            backend's all-reduce.
+            or small models, else sharded. All give the same bits. Full precision is sharded among more than two
+            workers, whatever the size of the model; ballots that cannot be counted in parts are always replicated.
         ties: what an even vote does: "rotate" (default of majority) lets one voter after another decide; "alternate"
             goes up and down in turn; "zero" does not move, and needs `zeros="exact"`.
         zeros: what a worker says where its message is exactly zero. "balanced": a bit that the next step complements;
@@ -62,6 +63,8 @@ class Distributed(torch.optim.Optimizer):
             Gradients must not change between backward and `step()` (no clipping, no gradient scaler), and all backward
             passes but the last of a step belong into `with optimizer.accumulate():`.
         timeout: seconds to wait for other workers; None takes the process group's.
+        settings: hyper-parameters that only this method has (`keep=0.04` of "dgc"), its own defaults where left out.
+            They live in `param_groups`, as lr does.
 
     Attributes:
         stats: `dlion.Stats`, what the exchange cost.
@@ -93,6 +96,7 @@ class Distributed(torch.optim.Optimizer):
         bucket_bytes: int | None = None,
         overlap: bool = False,
         timeout: float | timedelta | None = None,
+        **settings: Any,
     ) -> None:
         self.method = method
         self.options = Options.checked(
@@ -105,7 +109,10 @@ class Distributed(torch.optim.Optimizer):
         self.process_group = process_group
         self._attach()
         defaults = self._rule.defaults()
-        given = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        if betas is not None and "betas" not in defaults:
+            raise ValueError(f"betas={betas!r} has no meaning with method={method!r}, which has none: leave it out")
+        check_settings(method, defaults, settings)
+        given = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize, **settings}
         defaults |= {name: value for name, value in given.items() if value is not None}
         super().__init__(params, defaults)
 
@@ -127,16 +134,15 @@ class Distributed(torch.optim.Optimizer):
         Returns:
             What the closure returned, else None.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
         if not self.state and all(float(group["lr"]) == 0 for group in self.param_groups):
             self._rule.allocate(Replica(self.param_groups, self.state))
             return loss
 
         exchange = self._ready()
         try:
+            exchange.survey.conduct(self._steps.survey(exchange.replica, exchange.moment))
             moved = False
             for bucket, verdict, header in exchange.decide(self._verdicts(exchange)):
                 if header.voters:
@@ -261,7 +267,7 @@ class Distributed(torch.optim.Optimizer):
         """
         if self._exchange is not None and self._exchange.begun:
             raise OverlapError("a state was loaded after ballots had left, with overlap=True: load it before backward")
-        with momenta_kept(self, self._rule.momentum_dtype):
+        with momenta_kept(self, self._rule.kept, self._rule.momentum_dtype):
             super().load_state_dict(state_dict)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -273,11 +279,8 @@ class Distributed(torch.optim.Optimizer):
                 group.setdefault(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = {
-            name: getattr(self, name)
-            for name in ("method", "options", "_asked_kernels", "stats", "phases", "_membership")
-        }
-        return super().__getstate__() | mine
+        mine = ("method", "options", "_asked_kernels", "stats", "phases", "_membership")
+        return super().__getstate__() | {name: getattr(self, name) for name in mine}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Distributed":
         twin = type(self).__new__(type(self))

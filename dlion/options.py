@@ -11,14 +11,16 @@ from torch import Tensor
 
 from dlion.layout import FLOATS, named
 from dlion.methods import METHODS
+from dlion.settings import check_values
 from dlion.tallies import TIES
+from dlion.topology import TOPOLOGIES
 
-TOPOLOGIES = ("auto", "sharded", "replicated", "server")
 ZEROS = ("balanced", "exact")
 NONFINITE = ("abstain", "skip", "raise")
 ROUNDINGS = ("stochastic", "nearest")
 BUCKET_BYTES = 2**20
 OVERLAP_BYTES = 2**17  # a million parameters; smaller ones begin earlier, but each call costs a few wake-ups (measured)
+WHOLE_MODEL = 2**62  # the bucket of methods that have one ballot for all parameters
 LONGEST_TIMEOUT = 1e9  # seconds, 30 years: beyond it the network library's clocks overflow
 
 
@@ -55,16 +57,13 @@ class Options:
         one_of("topology", topology, TOPOLOGIES)
         one_of("zeros", zeros, ZEROS)
         one_of("nonfinite", nonfinite, NONFINITE)
-        if "topology" not in METHODS[method].options and (topology != "auto" or zeros != "balanced"):
+        _check_topology(method, topology)
+        if "zeros" not in METHODS[method].options and zeros != "balanced":
             raise ValueError(
-                f"method={method!r} exchanges full precision, so leave topology and zeros at their defaults"
+                f"zeros={zeros!r} has no meaning with method={method!r}, whose ballots are no votes: leave it out"
             )
-        if not isinstance(overlap, bool):
-            raise ValueError(f"overlap={overlap!r} must be True or False")
-        if bucket_bytes is None:
-            bucket_bytes = OVERLAP_BYTES if overlap and "topology" in METHODS[method].options else BUCKET_BYTES
-        if not isinstance(bucket_bytes, int) or bucket_bytes < 8 or bucket_bytes % 8:
-            raise ValueError(f"bucket_bytes={bucket_bytes!r} must be a positive multiple of 8 (one word)")
+        _check_overlap(method, overlap)
+        bucket_bytes = _checked_bucket(method, bucket_bytes, overlap)
         ties = _checked_ties(method, ties, zeros)
         rounding = _checked_rounding(method, rounding)
         _check_momentum_dtype(method, momentum_dtype)
@@ -91,15 +90,18 @@ def one_of(name: str, given: Any, allowed: tuple[str, ...]) -> str:
 
 def check_group(group: dict[str, Any]) -> None:
     """Raise a ValueError for hyper-parameters out of range or parameters that cannot be trained so."""
-    lr, betas = group["lr"], group["betas"]
+    lr = group["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError(f"lr is a tensor of {lr.numel()} elements: give a number or a tensor of one element")
     for name in ("lr", "weight_decay"):
         if not (_is_number(group[name]) and 0 <= float(group[name]) < math.inf):
             raise ValueError(f"{name}={group[name]!r} must be a finite number, 0 or greater")
-    pair = betas if isinstance(betas, (tuple, list)) else ()
-    if len(pair) != 2 or not all(_is_number(beta) and 0 <= float(beta) < 1 for beta in pair):
-        raise ValueError(f"betas={betas!r} must be two numbers, each at least 0 and below 1")
+    if "betas" in group:
+        betas = group["betas"]
+        pair = betas if isinstance(betas, (tuple, list)) else ()
+        if len(pair) != 2 or not all(_is_number(beta) and 0 <= float(beta) < 1 for beta in pair):
+            raise ValueError(f"betas={betas!r} must be two numbers, each at least 0 and below 1")
+    check_values(group)
     if not isinstance(group["maximize"], bool):
         raise ValueError(f"maximize={group['maximize']!r} must be True or False")
     check_parameters(group)
@@ -115,6 +117,40 @@ def check_parameters(group: dict[str, Any]) -> None:
             )
         if param.is_sparse:
             raise ValueError(f"{name} is sparse: votes need dense parameters")
+
+
+def _check_topology(method: str, topology: str) -> None:
+    allowed = METHODS[method].topologies
+    if topology not in allowed:
+        raise ValueError(
+            f"topology={topology!r} has no meaning with method={method!r}, whose ballots nobody can count in parts: "
+            f"choose one of {', '.join(allowed)}"
+        )
+
+
+def _check_overlap(method: str, overlap: Any) -> None:
+    if not isinstance(overlap, bool):
+        raise ValueError(f"overlap={overlap!r} must be True or False")
+    if overlap and "overlap" not in METHODS[method].options:
+        raise ValueError(
+            f"overlap=True has no meaning with method={method!r}, which needs all gradients before its first ballot "
+            "can leave: leave it out"
+        )
+
+
+def _checked_bucket(method: str, given: Any, overlap: bool) -> int:
+    if "bucket_bytes" not in METHODS[method].options:
+        if given is not None:
+            raise ValueError(
+                f"bucket_bytes={given!r} has no meaning with method={method!r}, which has one ballot for the whole "
+                "model: leave it out"
+            )
+        return WHOLE_MODEL
+    if given is None:
+        return OVERLAP_BYTES if overlap and "zeros" in METHODS[method].options else BUCKET_BYTES
+    if not isinstance(given, int) or given < 8 or given % 8:
+        raise ValueError(f"bucket_bytes={given!r} must be a positive multiple of 8 (one word)")
+    return given
 
 
 def _checked_ties(method: str, ties: str | None, zeros: str) -> str:

@@ -14,7 +14,9 @@ from dlion.codecs import Encoder, Levels, Moment
 from dlion.layout import Bucket
 from dlion.replica import Replica
 from dlion.rules import ROUNDING_SEED, Rule
+from dlion.survey import Questions
 from dlion.tallies import Count
+from dlion.topology import Replicate, when_small
 
 
 class Decoder(Protocol):
@@ -26,11 +28,12 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True)
 class Wire:
-    """How messages travel: encoding of ballots, counting, decoding of verdicts."""
+    """How messages travel: encoding of ballots, counting, decoding of verdicts; and when "auto" replicates ballots."""
 
     up: Encoder
     count: Count
     down: Decoder
+    replicate: Replicate = when_small
 
 
 class Steps(Protocol):
@@ -39,6 +42,9 @@ class Steps(Protocol):
     @property
     def wire(self) -> Wire:
         """How its messages travel."""
+
+    def survey(self, replica: Replica, moment: Moment) -> Questions:
+        """What must be known of all workers before the step's first ballot; most methods ask nothing."""
 
     def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
         """The bucket's ballot T[planes, n], and whether the gradients were finite. Moves local state."""
@@ -56,6 +62,9 @@ class Pipeline:
 
     rule: Rule
     wire: Wire
+
+    def survey(self, replica: Replica, moment: Moment) -> Questions:
+        return self.rule.survey(replica, moment)
 
     def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
         message, finite = self.rule.message(replica, bucket, moment)
@@ -83,6 +92,9 @@ class FusedLion:
     wire: Wire
     zeros: str
     rounding: str
+
+    def survey(self, replica: Replica, moment: Moment) -> Questions:
+        yield from ()
 
     def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
         groups = replica.hypers

@@ -20,12 +20,14 @@ class Replica:
 
     Attributes:
         hypers: of each group the hyper-parameters, plain numbers, as they were when the step began.
+        noted: what a rule keeps from the survey of a step to its ballots and verdicts.
     """
 
     def __init__(self, param_groups: list[dict[str, Any]], state: Any) -> None:
         self.param_groups = param_groups
         self.state = state
         self.hypers: list[dict[str, Any]] = []
+        self.noted: dict[str, Any] = {}
         self.params = [param for _, _, _, param in named(param_groups) if param.requires_grad]
         self._group = [
             index for index, group in enumerate(param_groups) for param in group["params"] if param.requires_grad

@@ -11,13 +11,23 @@ from torch import Tensor
 from dlion.codecs import Levels, Moment
 from dlion.layout import WORD, Bucket, Piece, local
 from dlion.replica import Replica
+from dlion.survey import Questions
 
 ROUNDING_SEED = 0  # of stochastic rounding; one for all runs, because it must be one for all workers
 NOBODYS_RANK = 0  # of the rounding of momenta that must be equal on all workers
 
 
 class Rule(Protocol):
-    """What a worker says about its gradient, and what it does with the answer."""
+    """What a worker says about its gradient, and what it does with the answer.
+
+    What is a worker's own (momenta, residuals) moves in `survey` and `message`; what all workers share (parameters,
+    state of `shared_state`) moves in `apply` and `finish`.
+
+    Attributes:
+        kept: names of the state that keeps its dtype when it is loaded, where torch would cast it to the parameter's.
+    """
+
+    kept: tuple[str, ...] = ("exp_avg",)
 
     def defaults(self) -> dict[str, Any]:
         """Keys that each parameter group needs, with their defaults."""
@@ -26,23 +36,36 @@ class Rule(Protocol):
         """Give every trainable parameter its state."""
 
     def momentum_dtype(self, param: Tensor) -> torch.dtype:
-        """Of the parameter's `exp_avg`, whatever dtype a loaded one has."""
+        """Of the parameter's `kept` state, whatever dtype a loaded one has."""
+        return torch.float64 if param.dtype == torch.float64 else torch.float32
 
     def shared_state(self, replica: Replica) -> list[Tensor]:
         """The state that must be equal on all workers, in an order that all share; zeros may be missing."""
+        return []
 
-    def message(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
-        """f[bucket.size], 0 in padding, and whether the gradients were finite. May move local state."""
+    def survey(self, replica: Replica, moment: Moment) -> Questions:
+        """What must be known of all workers before the step's first ballot; most rules ask nothing.
+
+        What the ballots of this step need of it is kept in `replica.noted`.
+        """
+        yield from ()
+
+    def message(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Any, bool]:
+        """What the encoder takes, most often f[bucket.size] with 0 in padding; and whether the gradients were finite.
+
+        May move local state.
+        """
 
     def apply(self, replica: Replica, bucket: Bucket, verdict: Any, moment: Moment) -> None:
         """Do with this worker's copy of the parameters what all workers do."""
 
     def finish(self, replica: Replica) -> None:
         """Called once when every bucket of the step has been applied."""
+        return
 
 
 @dataclass(frozen=True)
-class Lion:
+class Lion(Rule):
     """Lion's message from the local gradient and momentum (arXiv 2404.00438, Algorithm 1).
 
     Args:
@@ -62,10 +85,7 @@ class Lion:
         replica.allocate_momentum(self.momentum_dtype)
 
     def momentum_dtype(self, param: Tensor) -> torch.dtype:
-        return self.momentum or (torch.float64 if param.dtype == torch.float64 else torch.float32)
-
-    def shared_state(self, replica: Replica) -> list[Tensor]:
-        return []
+        return self.momentum or super().momentum_dtype(param)
 
     def message(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
         def say(piece: Piece) -> tuple[Tensor, Tensor]:
@@ -94,12 +114,9 @@ class Lion:
         self.kernels.apply([param], verdict.planes, [0], [0], table, [decay], self.rounding, *where)
         replica.write(piece, param)
 
-    def finish(self, replica: Replica) -> None:
-        pass
-
 
 @dataclass(frozen=True)
-class Global:
+class Global(Rule):
     """Exchange gradients; every worker then takes the same step of `rule` with their mean, as if it were alone."""
 
     rule: Lion
@@ -131,12 +148,9 @@ class Global:
             planes = kernels.pack_ternary(torch.nn.functional.pad(message, (0, -message.numel() % WORD)))
             self.rule.step(replica, piece, Levels(planes, (0, -1, 0, 1), 1), first, moment)
 
-    def finish(self, replica: Replica) -> None:
-        pass
-
 
 @dataclass
-class Gradient:
+class Gradient(Rule):
     """Exchange gradients; a torch optimizer does the stepping with their mean.
 
     A tensor of which a bucket had no voter does not move in that step.

@@ -1,6 +1,6 @@
 """From the ballots of a shard to its verdict. Ties and absent voters are decided here, and nothing else knows them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Protocol
@@ -27,6 +27,18 @@ class Count(Protocol):
 
     def __call__(self, ballots: Tensor, first_word: int, t: int) -> Tensor:
         """T[voters, ballot_planes, n] -> T[verdict_planes, n]."""
+
+
+def in_rank_order(rows: Tensor, onto: Callable[[Tensor, Tensor], object]) -> Tensor:
+    """f[workers, ...] -> f[...]: one row after another put `onto` a copy of the first.
+
+    torch's own reductions add in an order that depends on shapes, so shards and whole buckets would not agree to the
+    bit.
+    """
+    total = rows[0].clone()
+    for row in rows[1:]:
+        onto(total, row)
+    return total
 
 
 @dataclass(frozen=True)
@@ -99,7 +111,7 @@ class Total:
     verdict_planes = 1
 
     def __call__(self, ballots: Tensor, first_word: int, t: int) -> Tensor:
-        return ballots.sum(0)
+        return in_rank_order(ballots, Tensor.add_)
 
 
 @dataclass(frozen=True)

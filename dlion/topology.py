@@ -1,14 +1,14 @@
 """Who talks to whom.
 
-A topology takes a worker's ballots and returns every shard's verdict. Bytes are only transported; the one exception,
-AllReduce, sums full-precision gradients for the global methods.
+A topology takes a worker's ballots and returns every shard's verdict. Bytes are only transported, numbers of full
+precision as well: their sum is a tally like any other, so that its bits do not depend on the network library.
 
 A consultation is a generator: it yields each call that it needs to be over, and returns the verdict headers
 i64[owners, 2] and the verdict T'[planes', n]. It never waits itself, so that many buckets can travel at once, and lets
 go of every buffer as soon as it can. The first call runs on the group for ballots, a second on the one for verdicts.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,14 +16,33 @@ import torch
 from torch import Tensor
 
 from dlion.channel import Call, nbytes
-from dlion.header import WORDS
+from dlion.header import NBYTES
 from dlion.layout import from_shards, into_shards
 from dlion.stats import Stats
 from dlion.voting import Voting
 
+TOPOLOGIES = ("auto", "sharded", "replicated", "server")
+
 REPLICATED_WORDS = 1024  # up to here one call with all ballots is quicker than two with shards
 
 Consultation = Generator[Call[Any], None, tuple[Tensor, Tensor]]
+
+Replicate = Callable[[int, int], bool]  # (workers, words of the layout) -> whether "auto" replicates ballots
+
+
+def when_small(workers: int, words: int) -> bool:
+    """Ballots of bits: one call costs no more bytes between two workers, and less time where bytes are few."""
+    return workers == 2 or words <= REPLICATED_WORDS
+
+
+def between_two(workers: int, words: int) -> bool:
+    """Ballots of whole numbers: only where no byte more is sent."""
+    return workers == 2
+
+
+def always(workers: int, words: int) -> bool:
+    """Ballots that no worker can count a part of."""
+    return True
 
 
 class Tally(Protocol):
@@ -86,7 +105,7 @@ class Sharded:
     def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         ballots, verdicts = self.voting.ballots, self.voting.verdicts
         length = planes.shape[1]
-        rows = into_shards(header, planes, self.shards)
+        rows = into_shards(header.view(planes.dtype), planes, self.shards)
         del planes
         self.stats.moved(*[(ballots.size - 1) * nbytes(rows[0])] * 2)
         call = ballots.all_to_all(rows)
@@ -111,7 +130,7 @@ class Replicated:
 
     def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         ballots = self.voting.ballots
-        row = into_shards(header, planes, 1)[0]
+        row = into_shards(header.view(planes.dtype), planes, 1)[0]
         del planes
         self.stats.moved(*[(ballots.size - 1) * nbytes(row)] * 2)
         call = ballots.all_gather(row)
@@ -134,7 +153,7 @@ class Server:
     def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         ballots, verdicts = self.voting.ballots, self.voting.verdicts
         length, others = planes.shape[1], ballots.size - 1
-        row = into_shards(header, planes, 1)[0]
+        row = into_shards(header.view(planes.dtype), planes, 1)[0]
         del planes
         gathering = ballots.gather(row, to=0)
         yield gathering
@@ -144,7 +163,8 @@ class Server:
             self.stats.moved(others * nbytes(verdict), 0)
         else:
             self.stats.moved(nbytes(row), 0)
-            verdict = row.new_empty(header.numel() + tally.width(row.numel() - header.numel()))
+            width = NBYTES // row.element_size()
+            verdict = row.new_empty(width + tally.width(row.numel() - width))
             self.stats.moved(0, nbytes(verdict))
         del gathering, row
         call = verdicts.send_out(verdict, source=0)
@@ -153,42 +173,17 @@ class Server:
         return _verdict(call.result[None], tally, length)
 
 
-@dataclass(frozen=True)
-class AllReduce:
-    """Full-precision numbers, summed by the backend; headers are gathered first, so that absent votes count nothing."""
-
-    voting: Voting
-    stats: Stats
-    shards = 1
-
-    def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
-        ballots = self.voting.ballots
-        self.stats.moved(*[(ballots.size - 1) * nbytes(header)] * 2)
-        call = ballots.all_gather(header)
-        yield call
-        verdict, voters = tally.judge(call.result)
-        total = planes if ballots.rank in voters else torch.zeros_like(planes)
-        if voters and planes.numel():
-            # what a ring all-reduce moves; the backend may choose another way
-            self.stats.moved(*[2 * (ballots.size - 1) * nbytes(planes) // ballots.size] * 2)
-            yield self.voting.verdicts.sum_(total)
-        return verdict[None], total
-
-
-def choose_topology(name: str, voting: Voting | None, stats: Stats, words: int, *, summed: bool) -> Topology:
-    """The topology of this name; "auto" replicates ballots between two workers and for few words, else shards them.
+def choose_topology(name: str, voting: Voting | None, stats: Stats, words: int, replicate: Replicate) -> Topology:
+    """The topology of this name; "auto" replicates ballots where `replicate` says so, else shards them.
 
     Args:
         voting: None for one worker alone.
         words: of the whole layout.
-        summed: whether messages are full-precision numbers, for which the backend has its own way.
     """
     if voting is None:
         return Solo()
-    if summed:
-        return AllReduce(voting, stats)
     if name == "auto":
-        name = "replicated" if voting.ballots.size == 2 or words <= REPLICATED_WORDS else "sharded"
+        name = "replicated" if replicate(voting.ballots.size, words) else "sharded"
     if name == "sharded":
         return Sharded(voting, stats)
     return Replicated(voting, stats) if name == "replicated" else Server(voting, stats)
@@ -196,14 +191,21 @@ def choose_topology(name: str, voting: Voting | None, stats: Stats, words: int, 
 
 def _tallied(rows: Tensor, tally: Tally, shard: int) -> tuple[Tensor, Tensor]:
     """The header and the words of a shard's verdict."""
-    header, voters = tally.judge(rows[:, :WORDS])
-    ballots = rows[:, WORDS:] if len(voters) == len(rows) else rows[voters, WORDS:]
-    return header, tally.count(ballots, shard)
+    headers, ballots = _parted(rows)
+    header, voters = tally.judge(headers)
+    return header, tally.count(ballots if len(voters) == len(rows) else ballots[voters], shard)
 
 
-def _row(header: Tensor, words: Tensor) -> Tensor:
-    return torch.cat([header, words])
+def _row(header: Tensor, verdict: Tensor) -> Tensor:
+    return torch.cat([header.view(verdict.dtype), verdict])
 
 
 def _verdict(rows: Tensor, tally: Tally, length: int) -> tuple[Tensor, Tensor]:
-    return rows[:, :WORDS].clone(), from_shards(rows[:, WORDS:], tally.verdict_planes, length)
+    headers, verdicts = _parted(rows)
+    return headers, from_shards(verdicts, tally.verdict_planes, length)
+
+
+def _parted(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The headers i64[n, 2], a copy, and what is behind them."""
+    width = NBYTES // rows.element_size()
+    return rows[:, :width].clone(memory_format=torch.contiguous_format).view(torch.int64), rows[:, width:]

@@ -61,6 +61,31 @@ def test_topology_and_buckets_do_not_move_a_bit(method: str, zeros: str, workers
     assert torch.equal(run(topology="server", bucket_bytes=72), wanted)
 
 
+@pytest.mark.parametrize("workers", [2, 3, 6])
+@pytest.mark.parametrize("method", ["g-lion", "g-adamw"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_full_precision_travels_like_every_ballot(method: str, workers: int, dtype: torch.dtype) -> None:
+    """No topology, number of shards or cut into buckets moves a bit of a sum, not even of nearly equal terms."""
+
+    def work(rank: int, group: object, **options: object) -> torch.Tensor:
+        params = [nn.Parameter(torch.zeros(n, dtype=dtype)) for n in (7, 130, 1)]
+        opt = Distributed(params, method, lr=1e-2, process_group=group, **options)
+        own = torch.Generator().manual_seed(rank)
+        for _ in range(3):
+            for param in params:
+                param.grad = (-1.0) ** rank + 1e-6 * torch.randn(param.shape, generator=own, dtype=dtype)
+            opt.step()
+        return torch.cat([param.detach() for param in params])
+
+    def run(**options: object) -> list[torch.Tensor]:
+        return succeed(world(workers, lambda rank, group: work(rank, group, **options)))
+
+    wanted = run()[0]
+    for options in ({"topology": name} for name in ("sharded", "replicated", "server")):
+        assert all(torch.equal(seen, wanted) for seen in run(**options))
+    assert torch.equal(run(topology="sharded", bucket_bytes=64)[0], wanted)
+
+
 @pytest.mark.skipif(not native.available(), reason="this installation has no native kernels")
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("zeros", ["balanced", "exact"])

@@ -73,11 +73,27 @@ def test_methods_have_their_own_defaults_and_refuse_options_without_meaning() ->
     assert (adam["lr"], adam["betas"], adam["weight_decay"]) == (1e-3, (0.9, 0.999), 0.0)
     with pytest.raises(ValueError, match=r"method='sgd'.*dlion-mavo, dlion-avg, g-lion, g-adamw"):
         Distributed([parameter(1.0)], "sgd")
-    for options in ({"topology": "sharded"}, {"zeros": "exact"}):
-        with pytest.raises(ValueError, match="method='g-lion' exchanges full precision"):
-            Distributed([parameter(1.0)], "g-lion", **options)
+    with pytest.raises(ValueError, match="zeros='exact' has no meaning with method='g-lion'"):
+        Distributed([parameter(1.0)], "g-lion", zeros="exact")
     with pytest.raises(ValueError, match="ties='rotate' has no meaning"):
         Distributed([parameter(1.0)], "g-adamw", ties="rotate")
+
+
+def test_settings_are_those_of_the_method_and_live_in_its_groups() -> None:
+    groups = [{"params": [parameter(1.0)]}, {"params": [parameter(2.0)], "eps": 1e-3}]
+    optimizer = Distributed(groups, "g-adamw", eps=1e-5)
+    assert [group["eps"] for group in optimizer.param_groups] == [1e-5, 1e-3]
+    with pytest.raises(ValueError, match=r"keep=0\.1 is no setting of method='g-adamw', its settings are eps, amsgrad"):
+        Distributed([parameter(1.0)], "g-adamw", keep=0.1)
+    with pytest.raises(ValueError, match="eps=1e-05 is no setting of method='dlion-mavo', which has no settings"):
+        Distributed([parameter(1.0)], eps=1e-5)
+    for wrong in (-1.0, math.nan, math.inf, "small", True):
+        with pytest.raises(ValueError, match="must be a finite number, 0"):
+            Distributed([parameter(1.0)], "g-adamw", eps=wrong)
+    with pytest.raises(ValueError, match="amsgrad=1 must be True or False"):
+        Distributed([{"params": [parameter(1.0)], "amsgrad": 1}], "g-adamw")
+    with pytest.raises(TypeError):
+        DistributedLion([parameter(1.0)], eps=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.float8_e4m3fn])

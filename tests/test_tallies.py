@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 import voting_oracle as oracle
@@ -197,6 +198,18 @@ def test_absent_workers_are_as_if_they_were_not_there(
 
 def test_full_precision_is_summed() -> None:
     assert torch.equal(Total()(torch.tensor([[[1.0, 2.0]], [[3.0, -5.0]]]), 0, 0), torch.tensor([[4.0, -3.0]]))
+
+
+@pytest.mark.parametrize("workers", [3, 9, 33])
+def test_full_precision_is_summed_in_rank_order_whatever_the_shape(workers: int) -> None:
+    """As a plain loop adds: (1e8 + 1) - 1e8 is 0 in float32, and every other order gives 1."""
+    ballots = torch.randn(workers, 1, 100, generator=torch.Generator().manual_seed(workers))
+    ballots[:3] = torch.tensor([1e8, 1.0, -1e8])[:, None, None]
+    wanted = [0.0] * 100
+    for ballot in ballots[:, 0].tolist():
+        wanted = [float(np.float32(total) + np.float32(value)) for total, value in zip(wanted, ballot, strict=True)]
+    assert Total()(ballots, 0, 0)[0].tolist() == wanted
+    assert Total()(ballots[:, :, 37:38], 0, 0)[0].tolist() == wanted[37:38]
 
 
 def balanced_rows(ranks: Sequence[int], words: int, t: int) -> list[list[int]]:

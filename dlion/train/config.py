@@ -13,6 +13,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import Parameter
 
+from dlion.train.legal import require as require
+from dlion.train.reading import Reading
+from dlion.train.shape import ModelShape
+
 DEFAULT_WORKERS = 4
 DEFAULT_STEPS = 300
 LION_BETAS = (0.9, 0.99)
@@ -20,7 +24,7 @@ ADAMW_BETAS = (0.9, 0.999)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(ModelShape, Reading):
     """One run. Each field is a flag of `dlion train` and a key of its TOML file (batch_size: batch-size).
 
     Raises:
@@ -28,7 +32,7 @@ class TrainConfig:
     """
 
     task: str = "fashion-mnist"
-    """Data to train on: fashion-mnist, cifar10 or text."""
+    """Data to train on: fashion-mnist, cifar10, image-folder, text, hf-text or instruct."""
     model: str | None = None
     """Model to train; the task names its default."""
     method: str = "dlion-mavo"
@@ -39,6 +43,8 @@ class TrainConfig:
     """Optimizer steps in all: 300 unless --steps or --epochs is given."""
     epochs: int | None = None
     """Instead of --steps: how often each worker sees the whole training set."""
+    shared_epochs: bool = False
+    """--shared-epochs counts an epoch when all workers together have seen as many samples as there are."""
     batch_size: int = 32
     """Samples per worker and micro-batch."""
     accumulate: int = 1
@@ -76,6 +82,8 @@ class TrainConfig:
     """Steps between two checkpoints; the last step always writes one."""
 
     def __post_init__(self) -> None:
+        self.check_shape()
+        self.check_reading()
         for flag in ("workers", "steps", "epochs", "batch_size", "accumulate", "log_every", "eval_every", "save_every"):
             value = getattr(self, flag)
             require(value is None or value >= 1, flag, value, "at least 1")
@@ -154,23 +162,42 @@ def to_flags(config: TrainConfig) -> dict[str, Any]:
     }
 
 
+def given_in(config: TrainConfig) -> dict[str, Any]:
+    """The flags that differ from their defaults."""
+    defaults = to_flags(TrainConfig())
+    return {flag: value for flag, value in to_flags(config).items() if defaults.get(flag) != value}
+
+
 def from_flags(flags: Mapping[str, Any]) -> Settled:
     """The inverse of `to_flags` for a settled run.
 
     Raises:
         ValueError: a flag is missing, unknown, or has a value of another type or out of range.
     """
+    return Settled(**_fields(Settled, flags))
+
+
+def asked_by(flags: Mapping[str, Any]) -> TrainConfig:
+    """The inverse of `to_flags` for what was asked for: flags that are not given keep their defaults.
+
+    Raises:
+        ValueError: a flag is unknown, or has a value of another type or out of range.
+    """
+    return TrainConfig(**_fields(TrainConfig, flags))
+
+
+def _fields(kind: type[TrainConfig], flags: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {
         flag.replace("-", "_"): tuple(value) if isinstance(value, list) else value for flag, value in flags.items()
     }
-    kinds = get_type_hints(Settled)
-    for name, kind in kinds.items():
-        default = getattr(Settled, name)
-        if not _is_a(fields.get(name, default), kind):
+    kinds = get_type_hints(kind)
+    for name, allowed in kinds.items():
+        default = getattr(kind, name)
+        if not _is_a(fields.get(name, default), allowed):
             raise ValueError(f"{name.replace('_', '-')} cannot be {fields.get(name, default)!r}")
     if unknown := fields.keys() - kinds.keys():
         raise ValueError(f"{min(unknown)} is not a flag")
-    return Settled(**fields)
+    return fields
 
 
 def _is_a(value: object, kind: Any) -> bool:
@@ -218,9 +245,3 @@ def _is_text(path: str | None) -> bool:
 
 def _positive(value: float) -> bool:
     return math.isfinite(value) and value > 0.0
-
-
-def require(legal: bool, flag: str, value: object, allowed: str) -> None:
-    """Raise a ValueError about the value of a flag (batch_size: --batch-size) unless it is legal."""
-    if not legal:
-        raise ValueError(f"--{flag.replace('_', '-')} must be {allowed}, and {value} was given.")

@@ -1,12 +1,13 @@
 """`dlion eval`: the metrics of a finished run, computed again from its saved models."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from dlion.train.checkpoints import load_weights
 from dlion.train.config import Settled
-from dlion.train.jobs import data_of
+from dlion.train.jobs import task_of
 from dlion.train.loop import validation
 from dlion.train.models import build_model
 from dlion.train.runs import Record, RunFolder
@@ -23,7 +24,7 @@ def print_metrics(path: Path, data: str | None) -> None:
     """
     folder = RunFolder.existing(path)
     config, summary = folder.read_config(), folder.read_summary()
-    task = data_of(config.task, data or config.data)
+    task = task_of(replace(config, data=data or config.data))
     torch.set_num_threads(summary["threads"])
     print(f"{path}: {task.info.note}")
     if task.info.sha256 != summary["data"]["sha256"]:
@@ -38,7 +39,7 @@ def print_metrics(path: Path, data: str | None) -> None:
 
 
 def _metrics_of(file: Path, config: Settled, task: Task, device: torch.device) -> Record:
-    model = build_model(config.model, task).to(device)
+    model = build_model(config.model, task, config).to(device)
     load_weights(model, file)
     shares = [
         task.evaluate(model, rank=rank, workers=config.workers, device=device).tolist()

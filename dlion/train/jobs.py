@@ -7,11 +7,14 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dlion.methods import METHODS
 from dlion.train import checkpoints
 from dlion.train.checkpoints import Checkpoint, Progress
 from dlion.train.config import Settled, TrainConfig, from_flags, settle, to_flags, unknown_name
 from dlion.train.models import build_model
+from dlion.train.reading import AS_USUAL, Reading, reading_of
 from dlion.train.runs import RunFolder, differences
 from dlion.train.tasks import Task, load_task
 
@@ -52,9 +55,14 @@ class Job:
 
 
 @cache
-def data_of(task: str, data: str | None) -> Task:
+def data_of(task: str, data: str | None, reading: Reading = AS_USUAL, pretrained: str | None = None) -> Task:
     """The task, loaded once per process; forked workers share what their launcher has loaded."""
-    return load_task(task, data)
+    return load_task(task, data, reading, pretrained)
+
+
+def task_of(config: TrainConfig) -> Task:
+    """The task of a configuration, loaded once per process."""
+    return data_of(config.task, config.data, reading_of(config), config.pretrained)
 
 
 def check(config: TrainConfig, workers: int) -> Settled:
@@ -65,15 +73,28 @@ def check(config: TrainConfig, workers: int) -> Settled:
     """
     if config.method not in METHODS:
         raise unknown_name("method", config.method, list(METHODS))
-    task = data_of(config.task, config.data)
-    build_model(config.model, task)
+    task = task_of(config)
+    with torch.device("meta"):  # whether it fits is seen without its memory
+        build_model(config.model, task, config)
     task.batch(seed=config.seed, rank=workers - 1, workers=workers, step=0, size=1, iid=config.iid)
     return settle(
         config,
         model=config.model or task.default_model,
         workers=workers,
-        steps_per_epoch=ceil(task.info.train_size / (config.batch_size * config.accumulate)),
+        steps_per_epoch=steps_per_epoch(config, workers, task.info.train_size),
     )
+
+
+def steps_per_epoch(config: TrainConfig, workers: int, train_size: int) -> int:
+    """Steps in which each worker (with shared epochs: all together) sees `train_size` samples.
+
+    Raises:
+        ValueError: epochs are asked for and the size is not known, as of a stream.
+    """
+    if config.epochs is not None and train_size == 0:
+        raise ValueError(f"--epochs {config.epochs} needs data whose size is known: give --steps for a stream.")
+    together = workers if config.shared_epochs else 1
+    return ceil(train_size / (config.batch_size * config.accumulate * together))
 
 
 def open_run(config: Settled, place: Place) -> Job | None:

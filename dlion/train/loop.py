@@ -13,7 +13,7 @@ import dlion
 from dlion.train import checkpoints
 from dlion.train.checkpoints import Progress
 from dlion.train.config import Settled, learning_rate
-from dlion.train.jobs import Job, data_of
+from dlion.train.jobs import Job, task_of
 from dlion.train.models import build_model
 from dlion.train.progress import Display, display, results
 from dlion.train.ranks import Ranks
@@ -31,9 +31,9 @@ def train(job: Job, ranks: Ranks) -> None:
     """
     config, channel, stop = job.config, ranks.channel, ranks.stop
     torch.set_num_threads(ranks.threads)
-    task = data_of(config.task, config.data)
+    task = task_of(config)
     torch.manual_seed(config.seed)
-    model = dlion.local_gradients(build_model(config.model, task).to(ranks.device))
+    model = dlion.local_gradients(build_model(config.model, task, config).to(ranks.device))
     hyper = (config.lr, config.betas, config.weight_decay)
     optimizer = dlion.Distributed(model.named_parameters(), config.method, *hyper, overlap=config.overlap)
     progress = Progress()

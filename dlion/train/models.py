@@ -1,212 +1,128 @@
-"""Small models for the tasks of `dlion train`. None has buffers, so replicas are equal when their parameters
-are.
+"""The models of `dlion train` by name: the project's small ones, and the paper's.
+
+The paper names its models and gives few sizes; each entry says what was chosen where it is silent.
 """
 
 import difflib
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch import nn
 
-from dlion.train.tasks import ImageTask, Task, TextTask
-
-
-class Conv(nn.Module):
-    """Two convolutions with pooling and two linear layers: f32[b, c, h, w] -> f32[b, classes].
-
-    105,866 parameters for one channel, 28x28 and ten classes. Small enough that four workers train in two
-    cores.
-    """
-
-    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
-        super().__init__()
-        channels, height, width = shape
-        if min(height, width) < 4:
-            raise ValueError(f"model conv needs images of at least 4x4 pixels, these are {height}x{width}")
-        self.features = nn.Sequential(
-            nn.Conv2d(channels, 16, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        )
-        self.head = nn.Sequential(
-            nn.Flatten(), nn.Linear(32 * (height // 4) * (width // 4), 64), nn.ReLU(), nn.Linear(64, classes)
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(images))
-        return logits
+from dlion.train.architectures import Conv, Gpt, Vit
+from dlion.train.pretrained import CAUSAL_LM, PretrainedLm
+from dlion.train.shape import AS_NAMED, ModelShape
 
 
-class Attention(nn.Module):
-    """Multi-head self-attention f32[b, t, width] -> f32[b, t, width]."""
+@runtime_checkable
+class ImageSized(Protocol):
+    """What a model must know of images: a task has it, and so has the plan of one."""
 
-    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
-        super().__init__()
-        self.heads, self.causal = heads, causal
-        self.queries_keys_values = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        split = self.queries_keys_values(x).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        mixed = scaled_dot_product_attention(query, key, value, is_causal=self.causal)
-        projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return projected
+    @property
+    def classes(self) -> int: ...
 
 
-class GatedMlp(nn.Module):
-    """`down(silu(gate(x)) * up(x))`, the gated linear unit of GPT2++ and LLaMA."""
+@runtime_checkable
+class TokenSized(Protocol):
+    """What a model must know of token sequences."""
 
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.gate = nn.Linear(width, hidden, bias=False)
-        self.up = nn.Linear(width, hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.down(silu(self.gate(x)) * self.up(x))
-        return result
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def context(self) -> int: ...
 
 
-class Block(nn.Module):
-    """A pre-norm residual block: `x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+@dataclass(frozen=True)
+class Named:
+    """A model by its sizes, which flags of the same names change; `architecture` is what they are the sizes of."""
 
-    def __init__(self, attention: nn.Module, mlp: nn.Module, norms: tuple[nn.Module, nn.Module]) -> None:
-        super().__init__()
-        self.attention, self.mlp = attention, mlp
-        self.attention_norm, self.mlp_norm = norms
+    description: str
+    architecture: type[Conv] | type[Vit] | type[Gpt] | type[PretrainedLm]
+    sizes: dict[str, int]
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        x = x + self.mlp(self.mlp_norm(x))
-        return x
-
-
-class Vit(nn.Module):
-    """A vision transformer (Dosovitskiy et al. 2021) on patches of 4x4 pixels, classified by the mean of the
-    tokens.
-
-    f32[b, c, h, w] -> f32[b, classes]. No dropout: it would draw from a random state that a resumed run does
-    not have.
-    """
-
-    patch = 4
-
-    def __init__(
-        self, shape: tuple[int, int, int], classes: int, *, layers: int, heads: int, width: int, hidden: int
-    ) -> None:
-        super().__init__()
-        channels, height, width_in = shape
-        if height % self.patch or width_in % self.patch:
-            raise ValueError(
-                f"a ViT cuts images into patches of {self.patch}x{self.patch} pixels, but these are "
-                f"{height}x{width_in}; use --model conv"
-            )
-        self.patches = nn.Conv2d(channels, width, self.patch, stride=self.patch)
-        self.positions = nn.Parameter(0.02 * torch.randn((height // self.patch) * (width_in // self.patch), width))
-        self.blocks = nn.Sequential(
-            *(
-                Block(
-                    Attention(width, heads, causal=False),
-                    nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)),
-                    (nn.LayerNorm(width), nn.LayerNorm(width)),
-                )
-                for _ in range(layers)
-            )
-        )
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        tokens = self.patches(images).flatten(2).transpose(1, 2) + self.positions
-        logits: Tensor = self.head(self.norm(self.blocks(tokens)).mean(1))
-        return logits
+    @property
+    def takes_images(self) -> bool:
+        return self.architecture in (Conv, Vit)
 
 
-class Gpt(nn.Module):
-    """The paper's GPT2++ in small: GPT-2 with RMSNorm and gated MLPs. i64[b, t <= context] -> f32[b, t,
-    vocabulary].
-
-    Input and output embedding are one matrix, as in GPT-2; positions are learned.
-    """
-
-    def __init__(self, vocabulary: int, context: int, *, layers: int, heads: int, width: int, hidden: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Parameter(0.02 * torch.randn(context, width))
-        self.blocks = nn.Sequential(
-            *(
-                Block(
-                    Attention(width, heads, causal=True),
-                    GatedMlp(width, hidden),
-                    (nn.RMSNorm(width), nn.RMSNorm(width)),
-                )
-                for _ in range(layers)
-            )
-        )
-        self.norm = nn.RMSNorm(width)
-        nn.init.normal_(self.tokens.weight, std=0.02)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions[: tokens.shape[1]]
-        logits: Tensor = self.norm(self.blocks(x)) @ self.tokens.weight.T
-        return logits
+def _vit(description: str, layers: int, heads: int, width: int, hidden: int, patch: int) -> Named:
+    sizes = {"layers": layers, "heads": heads, "width": width, "hidden": hidden, "patch": patch}
+    return Named(description, Vit, sizes)
 
 
-def _conv(task: ImageTask) -> nn.Module:
-    return Conv(task.shape, task.classes)
+def _gpt(description: str, layers: int, heads: int, width: int, hidden: int) -> Named:
+    return Named(description, Gpt, {"layers": layers, "heads": heads, "width": width, "hidden": hidden})
 
 
-def _vit(task: ImageTask) -> nn.Module:
-    return Vit(task.shape, task.classes, layers=4, heads=4, width=64, hidden=128)
-
-
-def _vit_cifar(task: ImageTask) -> nn.Module:
-    # Layers, heads and width are the paper's; it does not say the width of the MLP, 512 is that of the usual
-    # CIFAR ViT.
-    return Vit(task.shape, task.classes, layers=6, heads=8, width=512, hidden=512)
-
-
-def _gpt(task: TextTask) -> nn.Module:
-    return Gpt(task.vocabulary, task.context, layers=4, heads=4, width=96, hidden=256)
-
-
-_IMAGE_MODELS: dict[str, Callable[[ImageTask], nn.Module]] = {
-    "conv": _conv,
-    "vit": _vit,
-    "vit-cifar": _vit_cifar,
-}
-_TEXT_MODELS: dict[str, Callable[[TextTask], nn.Module]] = {"gpt": _gpt}
-
-MODELS: dict[str, str] = {
-    "conv": "small convolutional net for images",
-    "vit": "small vision transformer: 4 layers, 4 heads, width 64",
-    "vit-cifar": "the paper's vision transformer: 6 layers, 8 heads, width 512",
-    "gpt": "small GPT with gated MLPs and RMSNorm for text",
+MODELS: dict[str, Named] = {
+    "conv": Named("small convolutional net for images", Conv, {}),
+    "vit": _vit("small vision transformer", 4, 4, 64, 128, 4),
+    # Layers, heads and width are the paper's; it does not say the patch nor the width of the MLP: 4 and 512 are those
+    # of the usual CIFAR ViT.
+    "vit-cifar": _vit("the paper's vision transformer for CIFAR-10", 6, 8, 512, 512, 4),
+    # The names fix these sizes (Dosovitskiy et al. 2021, table 1; DeiT for S). Classified by the mean of the tokens, no
+    # biases in attention.
+    "vit-s16": _vit("ViT-S/16", 12, 6, 384, 1536, 16),
+    "vit-b16": _vit("ViT-B/16", 12, 12, 768, 3072, 16),
+    "gpt": _gpt("small GPT2++ (gated MLPs and RMSNorm) for text", 4, 4, 96, 256),
+    # The paper gives neither layers nor widths. 350M and 760M are the names of GPT-3's second and third model (24
+    # layers of width 1,024 and 1,536, 16 heads; Brown et al. 2020, table 2.1), and a gated MLP of 8/3 of the width
+    # (rounded up to a multiple of 16) has as many parameters as theirs of 4.
+    "gpt2pp-350m": _gpt("GPT2++ of 354.9 M parameters", 24, 16, 1024, 2736),
+    "gpt2pp-760m": _gpt("GPT2++ of 758.3 M parameters", 24, 16, 1536, 4096),
+    CAUSAL_LM: Named("a causal language model of transformers, from the folder --pretrained", PretrainedLm, {}),
 }
 
 
-def build_model(name: str | None, task: Task) -> nn.Module:
-    """A new model called `name` (one of `MODELS`; None: the task's default) for the task's inputs and
-    outputs.
+def build_model(name: str | None, task: object, shape: ModelShape = AS_NAMED) -> nn.Module:
+    """A new model called `name` (one of `MODELS`; None: the task's default) for the task's inputs and outputs.
 
-    Initialised from torch's global generator: seed it first.
+    Args:
+        task: an `ImageSized` or `TokenSized`; with a `name` when it is a task, and `default_model` when `name` is None.
+        shape: what differs from the named model's own sizes.
 
-    Raises: ValueError: unknown name, or a model that does not fit the task.
+    Initialised from torch's global generator: seed it first. Under `torch.device("meta")` nothing is allocated.
+
+    Raises: ValueError: unknown name, a size that this model does not have, or a model that does not fit the task.
     """
-    name = task.default_model if name is None else name
+    name = getattr(task, "default_model") if name is None else name  # noqa: B009 (only tasks have one)
     if name not in MODELS:
         near = difflib.get_close_matches(name, MODELS, n=2, cutoff=0.4)
         hint = f": did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(f"unknown model {name!r}{hint} (models: {', '.join(MODELS)})")
-    if isinstance(task, ImageTask) and name in _IMAGE_MODELS:
-        return _IMAGE_MODELS[name](task)
-    if isinstance(task, TextTask) and name in _TEXT_MODELS:
-        return _TEXT_MODELS[name](task)
-    fitting = _IMAGE_MODELS if isinstance(task, ImageTask) else _TEXT_MODELS
-    raise ValueError(f"model {name} does not fit task {task.name}; models that do: {', '.join(fitting)}")
+    model, given = MODELS[name], shape.sizes()
+    for flag in given.keys() - model.sizes.keys():
+        has = f"has {', '.join(f'--{size}' for size in model.sizes)}" if model.sizes else "has one size"
+        raise ValueError(f"--{flag} {given[flag]} does not fit model {name}, which {has}")
+    if shape.pretrained is not None and name != CAUSAL_LM:
+        raise ValueError(f"--pretrained needs --model {CAUSAL_LM}, and the model is {name}")
+    if isinstance(task, ImageSized) and model.takes_images:
+        return _for_images(model, task, model.sizes | given)
+    if isinstance(task, TokenSized) and not model.takes_images:
+        return _for_tokens(model, task, model.sizes | given, shape.pretrained)
+    fitting = [other for other in MODELS if MODELS[other].takes_images == isinstance(task, ImageSized)]
+    what = getattr(task, "name", "at hand")
+    raise ValueError(f"model {name} does not fit task {what}; models that do: {', '.join(fitting)}")
+
+
+def _for_images(model: Named, task: ImageSized, sizes: dict[str, int]) -> nn.Module:
+    if model.architecture is Conv:
+        return Conv(task.shape, task.classes)
+    _check_heads(sizes)
+    return Vit(task.shape, task.classes, **sizes)
+
+
+def _for_tokens(model: Named, task: TokenSized, sizes: dict[str, int], pretrained: str | None) -> nn.Module:
+    if model.architecture is PretrainedLm:
+        return PretrainedLm.load(pretrained, task.vocabulary, task.context)
+    _check_heads(sizes)
+    return Gpt(task.vocabulary, task.context, **sizes)
+
+
+def _check_heads(sizes: dict[str, int]) -> None:
+    if sizes["width"] % sizes["heads"]:
+        raise ValueError(f"--width {sizes['width']} cannot be cut into --heads {sizes['heads']}: it must be a multiple")

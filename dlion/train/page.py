@@ -4,7 +4,7 @@ import html
 import io
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import matplotlib
@@ -47,6 +47,10 @@ svg {{ width: 100%; height: auto; }}
 table {{ border-collapse: collapse; }}
 th, td {{ text-align: left; vertical-align: top; padding: 0.15rem 1.5rem 0.15rem 0; overflow-wrap: anywhere; }}
 svg, table {{ break-inside: avoid; }}
+.grid {{ overflow-x: auto; }}
+.grid table {{ white-space: nowrap; font-size: 0.85rem; }}
+.grid th, .grid td {{ padding-right: 1.1rem; }}
+@media print {{ .grid table {{ font-size: 0.75rem; }} }}
 h1, h2 {{ break-after: avoid; }}
 section {{ flex: 1 1 20rem; }}
 th {{ font-weight: normal; opacity: 0.75; white-space: nowrap; }}
@@ -98,6 +102,18 @@ def table(values: dict[str, Any]) -> str:
         f"<tr><th>{html.escape(key)}</th><td>{html.escape(text_of(value))}</td></tr>" for key, value in values.items()
     )
     return f"<table>{''.join(rows)}</table>"
+
+
+def grid(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Figures stay whole: where a table does not fit it scrolls; on paper, which cannot scroll, it is smaller.
+
+    Rows are led by the first of their cells.
+    """
+    text = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    for first, *others in rows:
+        figures = "".join(f"<td>{html.escape(cell)}</td>" for cell in others)
+        text += f"</tr>\n<tr><th>{html.escape(first)}</th>{figures}"
+    return f'<div class="grid" tabindex="0"><table><tr>{text}</tr></table></div>'
 
 
 def text_of(value: Any) -> str:

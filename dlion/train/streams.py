@@ -14,7 +14,7 @@ import numpy.typing as npt
 _G = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 # Constant first parts of a key, so that two uses never share numbers.
-ORDER, OFFSETS, CROP, FLIP = range(4)
+ORDER, OFFSETS, CROP, FLIP, FRAME, POLICY, SHARE, PARTNER = range(8)
 
 
 def draws(*key: int, count: int) -> npt.NDArray[np.uint64]:
@@ -28,6 +28,28 @@ def draws(*key: int, count: int) -> npt.NDArray[np.uint64]:
 def below(bound: int, *key: int, count: int) -> npt.NDArray[np.int64]:
     """i64[count] uniform in 0..bound-1, for bounds up to 2^32 (a bias of bound / 2^32 at most)."""
     return (((draws(*key, count=count) >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)
+
+
+def uniform(*key: int, count: int) -> npt.NDArray[np.float64]:
+    """f64[count] uniform in [0, 1), multiples of 2^-53."""
+    return (draws(*key, count=count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def beta(both: float, *key: int) -> float:
+    """One draw from Beta(both, both), 0 < both <= 1 (Jöhnk 1964): the share of the first of two powers of uniform
+    numbers whose sum is at most 1.
+    """
+    attempt = 0
+    while True:
+        first, second = uniform(*key, attempt, count=2) ** (1.0 / both)
+        if 0.0 < first + second <= 1.0:
+            return float(first / (first + second))
+        attempt += 1
+
+
+def order(*key: int, count: int) -> npt.NDArray[np.int64]:
+    """i64[count]: a permutation of 0..count-1."""
+    return np.argsort(draws(*key, count=count), kind="stable")
 
 
 def shuffled_positions(seed: int, rank: int, step: int, size: int, total: int) -> npt.NDArray[np.int64]:
@@ -45,7 +67,7 @@ def shuffled_positions(seed: int, rank: int, step: int, size: int, total: int) -
 
 @lru_cache(maxsize=8)  # A step needs the permutation of its epoch, and every step of the epoch the same one.
 def _permutation(seed: int, rank: int, epoch: int, total: int) -> npt.NDArray[np.int64]:
-    return np.argsort(draws(ORDER, seed, rank, epoch, count=total), kind="stable")
+    return order(ORDER, seed, rank, epoch, count=total)
 
 
 def _finalise(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -1,14 +1,17 @@
 """Models: sizes, fit to each task, no buffers, and that the default ones learn."""
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from picture_forms import pictures_of_the_subset, write_binary_batches
 
+from dlion.train.architectures import Conv, Vit
 from dlion.train.data import fashion
-from dlion.train.models import MODELS, Conv, Vit, build_model
+from dlion.train.models import MODELS, build_model
+from dlion.train.shape import ModelShape
 from dlion.train.tasks import load_task
 
 
@@ -62,8 +65,72 @@ def test_the_count_in_the_docstring_is_true():
     assert sum(p.numel() for p in Conv((1, 28, 28), 10).parameters()) == int(count.replace(",", "")) >= 100_000
 
 
+@dataclass
+class Sized:
+    """What a model must know of the paper's images."""
+
+    shape: tuple[int, int, int]
+    classes: int
+
+
+@dataclass
+class Worded:
+    """What a model must know of the paper's text."""
+
+    vocabulary: int = 50257
+    context: int = 1024
+
+
+PAPER = [
+    ("vit-s16", Sized((3, 224, 224), 1000), 22_031_464),
+    ("vit-b16", Sized((3, 224, 224), 1000), 86_529_256),
+    ("gpt2pp-350m", Worded(), 354_945_024),
+    ("gpt2pp-760m", Worded(), 758_320_128),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "count"), PAPER)
+def test_the_paper_s_large_models_have_the_size_of_their_names(name, data, count):
+    with torch.device("meta"):
+        model = build_model(name, data)
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+    if name.startswith("gpt2pp"):
+        assert f"{count / 1e6:.1f} M" in MODELS[name].description
+        assert abs(count / float(name[7:-1]) / 1e6 - 1) < 0.02
+    assert not list(model.buffers())
+
+
 def test_every_model_is_built_somewhere_above():
-    assert {name for name, _, _ in FITTING} == set(MODELS)
+    assert {name for name, _, _ in FITTING + PAPER} == set(MODELS) - {"causal-lm"}  # that one: test_pretrained.py
+
+
+def test_flags_change_the_sizes_of_a_model(tasks):
+    small = ModelShape(layers=1, heads=2, width=16, hidden=24, patch=8)
+    model = build_model("vit-b16", tasks["cifar10"], small)
+    assert len(model.blocks) == 1 and model.head.in_features == 16 and model.positions.shape == (16, 16)
+    assert model.blocks[0].mlp[0].out_features == 24 and model.blocks[0].attention.heads == 2
+    assert len(build_model("vit", tasks["cifar10"], ModelShape(layers=2)).blocks) == 2
+    tiny = build_model("gpt2pp-760m", tasks["text"], ModelShape(layers=1, heads=2, width=8, hidden=12))
+    assert sum(parameter.numel() for parameter in tiny.parameters()) == 256 * 8 + 128 * 8 + 4 * 64 + 3 * 96 + 3 * 8
+
+
+WRONG_SIZES = [
+    ("conv", ModelShape(layers=2), "--layers 2 does not fit model conv, which has one size"),
+    ("vit", ModelShape(width=66), "--width 66 cannot be cut into --heads 4"),
+    ("vit", ModelShape(patch=5), "patches of 5x5 pixels"),
+    ("vit", ModelShape(pretrained="x"), "--pretrained needs --model causal-lm"),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "said"), WRONG_SIZES)
+def test_sizes_that_do_not_fit(tasks, name, shape, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        build_model(name, tasks["cifar10"], shape)
+
+
+def test_a_text_model_has_no_patches(tasks):
+    with pytest.raises(ValueError, match="has --layers, --heads, --width, --hidden"):
+        build_model("gpt", tasks["text"], ModelShape(patch=4))
 
 
 def test_the_global_generator_decides_the_initial_values(tasks):
@@ -93,7 +160,7 @@ def test_a_gpt_does_not_see_the_future(tasks):
 def test_names_that_are_unknown_or_do_not_fit(tasks):
     with pytest.raises(ValueError, match="did you mean vit"):
         build_model("vitt", tasks["cifar10"])
-    with pytest.raises(ValueError, match="models: conv, vit, vit-cifar, gpt"):
+    with pytest.raises(ValueError, match="models: conv, vit, vit-cifar, vit-s16, vit-b16, gpt, gpt2pp-350m"):
         build_model("", tasks["cifar10"])
     with pytest.raises(ValueError, match="gpt does not fit task cifar10; models that do: conv, vit, vit-cifar"):
         build_model("gpt", tasks["cifar10"])

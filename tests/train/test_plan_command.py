@@ -14,10 +14,12 @@ from safetensors.torch import save_file
 from dlion.cli import main
 from dlion.train.bench.model import build_gpt
 from dlion.train.bench.settings import BenchConfig
+from dlion.train.models import MODELS
 from dlion.train.plan.methods import METHODS
 from dlion.train.plan.settings import PlanConfig
 from dlion.train.plan.sizes import Sizes
-from dlion.train.plan.sources import model_shapes, sizes_of
+from dlion.train.plan.sources import INPUTS, model_shapes, sizes_of
+from dlion.train.pretrained import CAUSAL_LM
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,7 @@ def test_nothing_is_written_without_a_folder(tmp_path: Path) -> None:
         (["--latency", "-1"], "--latency must be a finite number, 0 or greater, and -1.0 was given."),
         (["--adamw-ns", "nan"], "--adamw-ns must be a finite number, 0 or greater, and nan was given."),
         (["--backward-share", "1.5"], "--backward-share must be 0 to 1, and 1.5 was given."),
+        (["--model", "gtp"], "unknown model 'gtp': did you mean gpt?"),
         (["--keep", "0"], "--keep must be above 0 and at most 1, and 0.0 was given."),
         (["--safetensors", "nowhere"], "--safetensors nowhere cannot be read: No such file or directory."),
     ],
@@ -120,11 +123,15 @@ def test_a_count_is_kept(parameters: int, tensors: int | None) -> None:
         assert sizes.tensors in (tensors, tensors + 1)
 
 
-@pytest.mark.parametrize("name", ["bench", "conv", "vit", "vit-cifar", "gpt"])
-def test_models_have_their_shapes(name: Any) -> None:
+@pytest.mark.parametrize("name", ["bench", *INPUTS])
+def test_models_have_their_shapes(name: str) -> None:
     sizes = Sizes.of(name, model_shapes(name))
-    known = {"bench": 4_902_144, "conv": 105_866}
-    assert sizes.parameters == known.get(name, sizes.parameters) and sizes.tensors > 5
+    known = {"bench": 4_902_144, "conv": 105_866, "gpt2pp-350m": 354_900_000, "gpt2pp-760m": 758_300_000}
+    assert sizes.parameters == pytest.approx(known.get(name, sizes.parameters), rel=1e-3) and sizes.tensors > 5
+
+
+def test_every_model_that_needs_no_files_is_known() -> None:
+    assert set(MODELS) - {CAUSAL_LM} == set(INPUTS)
 
 
 def test_factors_are_those_of_torchs_hook() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dlion.train.data import text
+from dlion.train.data import tokens
 from dlion.train.data.text import load_text
 
 
@@ -64,9 +64,45 @@ def test_token_files(tmp_path):
         assert both.sha256 != alone.sha256
 
 
+def with_header(path, values, magic=20240520, dtype="<u2"):
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, 1, len(values)
+    path.write_bytes(header.tobytes() + np.asarray(values, dtype).tobytes())
+
+
+def test_token_files_with_the_header_of_llm_c_in_several_files(tmp_path):
+    with_header(tmp_path / "web_train_000001.bin", range(300))
+    with_header(tmp_path / "web_train_000002.bin", range(300, 700))
+    with_header(tmp_path / "web_val_000000.bin", range(900, 1000))
+    found = load_text(str(tmp_path))
+    assert (len(found.train), len(found.valid), found.vocabulary) == (700, 100, 50257)
+    assert "and 1 more files" in found.note
+    positions = np.arange(650).reshape(-1, 1) + np.arange(50)
+    assert np.array_equal(found.train[positions], positions)  # windows may lie in both files
+    assert np.array_equal(found.train[250:350], np.arange(250, 350)) and found.train[5:5].size == 0
+    one = load_text(str(tmp_path / "web_val_000000.bin"))
+    assert (len(one.train), len(one.valid)) == (90, 10) and one.train[0] == 900
+    with_header(tmp_path / "llama.bin", [128_000] * 50, magic=20240801, dtype="<u4")
+    assert load_text(str(tmp_path / "llama.bin")).vocabulary == 128_256
+    with_header(tmp_path / "web_train_000003.bin", [1] * 50, magic=20240801, dtype="<u4")
+    with pytest.raises(ValueError, match="of different kinds"):
+        load_text(str(tmp_path))
+    whole = (tmp_path / "llama.bin").read_bytes()
+    (tmp_path / "llama.bin").write_bytes(whole[:-4])
+    with pytest.raises(ValueError, match="header asks for 1,224"):
+        load_text(str(tmp_path / "llama.bin"))
+
+
+def test_files_read_as_one_have_the_digest_of_one_file(tmp_path):
+    np.arange(1000, dtype="<u2").tofile(tmp_path / "train.bin")
+    whole = np.arange(1000, dtype="<u2")
+    parts = tokens.Joined([whole[:10], whole[:0], whole[10:900]])
+    assert tokens.digest_of(parts, whole[900:])[0] == load_text(str(tmp_path)).sha256
+
+
 def test_large_token_files_are_digested_by_samples_and_say_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "_SAMPLED_ABOVE", 100)
-    monkeypatch.setattr(text, "_BLOCK", 4)
+    monkeypatch.setattr(tokens, "_SAMPLED_ABOVE", 100)
+    monkeypatch.setattr(tokens, "_BLOCK", 4)
     np.arange(1000, dtype="<u2").tofile(tmp_path / "train.bin")
     found = load_text(str(tmp_path / "train.bin"))
     assert "sampled" in found.note

@@ -98,6 +98,11 @@ DLION_INLINE H narrow(U x) { return __builtin_convertvector(x, H); }
 
 #endif
 
+constexpr uint64_t ALL_LANES = ~uint64_t{0} >> (64 - LANES);
+
+DLION_INLINE U larger(U a, U b) { return a > b ? a : b; }
+DLION_INLINE U smaller(U a, U b) { return a < b ? a : b; }
+
 DLION_INLINE F select(M mask, F yes, F no) { return (F)select(mask, (U)yes, (U)no); }
 DLION_INLINE M is_finite(F x) { return less((U)x & 0x7fffffffu, splat(0x7f800000u)); }
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import dlion
 from dlion.channel import Channel, nbytes
-from dlion.header import WORDS
+from dlion.header import NBYTES
 from dlion.layout import WORD, Layout
 from dlion.train.bench.turns import Turns
 from dlion.train.ranks import Ranks
@@ -64,7 +64,7 @@ class BareExchange:
         return statistics.median(self.seconds)
 
     def _row(self, words: int) -> torch.Tensor:
-        return torch.zeros(WORDS + words, dtype=torch.int64, device=self._groups.ballots.device)
+        return torch.zeros(NBYTES // 8 + words, dtype=torch.int64, device=self._groups.ballots.device)
 
 
 class Latencies:

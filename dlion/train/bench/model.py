@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from dlion.train.architectures import Gpt
 from dlion.train.bench.settings import HEAD, BenchConfig
-from dlion.train.models import Gpt
 
 BYTES = 256
 SEED = 0

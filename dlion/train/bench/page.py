@@ -6,7 +6,7 @@ from typing import Any
 from dlion.train.bench import bars
 from dlion.train.bench.sentence import bare_exchange, duration, rate, shown
 from dlion.train.bench.table import COLUMNS, COLUMNS_MEAN, PHASES_MEAN, cells, phases_of
-from dlion.train.page import facts, page, table
+from dlion.train.page import facts, grid, page, table
 
 Result = dict[str, Any]
 
@@ -18,20 +18,11 @@ no network changes was not measured.</p>"""
 
 CORES = "Where workers outnumber cores, a phase holds the time in which its worker had no core."
 
-# Figures stay whole: where they do not fit, their table scrolls; on paper, which cannot scroll, it is smaller.
-STYLE = """<style>
-.grid { overflow-x: auto; }
-.grid table { white-space: nowrap; font-size: 0.85rem; }
-.grid th, .grid td { padding-right: 1.1rem; }
-@media print { .grid table { font-size: 0.75rem; } }
-</style>"""
-
 
 def page_of(result: Result) -> bytes:
     """The page, from what bench.json holds."""
     title = f"dlion bench, {result['workers']} workers"
     sections = [
-        STYLE,
         f"<h1>{html.escape(title)}</h1>",
         f"<p>{html.escape(_setting(result))}</p>",
         facts(_facts(result)),
@@ -104,8 +95,4 @@ def _phases(result: Result) -> str:
 
 
 def _grid(columns: tuple[str, ...], rows: dict[str, list[str]]) -> str:
-    text = "".join(f"<th>{html.escape(name)}</th>" for name in ("", *columns))
-    for name, cells_of_row in rows.items():
-        figures = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells_of_row)
-        text += f"</tr>\n<tr><th>{html.escape(shown(name))}</th>{figures}"
-    return f'<div class="grid" tabindex="0"><table><tr>{text}</tr></table></div>'
+    return grid(("", *columns), ([shown(name), *cells] for name, cells in rows.items()))

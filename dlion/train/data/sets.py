@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +40,32 @@ class ImageSet:
     valid_images: torch.Tensor
     valid_labels: torch.Tensor
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width of an image."""
+        channels, height, width = self.train_images.shape[1:]
+        return channels, height, width
+
+    def training(self, index: torch.Tensor, *, seed: int, rank: int, step: int) -> torch.Tensor:
+        """u8[n, c, h, w] of i64[n]; nothing about them is random."""
+        return self.train_images[index]
+
+    def validation(self, index: torch.Tensor) -> torch.Tensor:
+        """u8[n, c, h, w] of i64[n]."""
+        return self.valid_images[index]
+
+
+class Tokens(Protocol):
+    """A run of tokens with random access: an array, possibly a file, or several of them."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, at: Any) -> npt.NDArray[Any]:
+        """By a slice, or by an array of positions of any shape."""
+
 
 @dataclass(frozen=True)
 class TextSet:
-    """Two runs of tokens, u8[n] (bytes) or u16[n] (token files, possibly memory-mapped), in order of the
-    files.
+    """Two runs of tokens, u8[n] (bytes) or wider (token files, possibly memory-mapped), in order of the files.
 
     unit: what a token is called, "byte" or "token". vocabulary: number of token ids.
     """
@@ -54,8 +75,8 @@ class TextSet:
     note: str
     unit: str
     vocabulary: int
-    train: npt.NDArray[Any]
-    valid: npt.NDArray[Any]
+    train: Tokens
+    valid: Tokens
 
 
 def image_set(name: str, note: str, train: "Split", valid: "Split") -> ImageSet:

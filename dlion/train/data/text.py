@@ -1,6 +1,4 @@
-"""Text as bytes: the running Python's standard library, or a file or folder of the user's; and nanoGPT's
-token files.
-"""
+"""Text as bytes: the running Python's standard library, or a file or folder of the user's."""
 
 import hashlib
 import os
@@ -8,39 +6,32 @@ import platform
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dlion.train.data.sets import TextSet, expanded
+from dlion.train.data.tokens import VALID_SHARE, read_token_files
 
-GPT2_VOCABULARY = 50257
-VALID_SHARE = 10  # one part in ten is for validation
 # What is not the standard library proper, or is too large beside it: tests are two thirds of the bytes.
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-_SAMPLED_ABOVE = 2**30
-_BLOCK = 2**20
 
 
 def load_text(data: str | None = None) -> TextSet:
-    """Bytes (u8, vocabulary 256) or tokens (u16, vocabulary 50,257), split into training and validation data.
+    """Bytes (u8, vocabulary 256) or tokens, split into training and validation data.
 
     None: the `.py` files of the running interpreter's standard library without tests, about 11 MB. A folder:
     all its text files. In both, the tenth of the files whose content has the lowest SHA-256 is for
-    validation, and files stay whole. One file: its last tenth is for validation. A `.bin` file or a folder
-    with `train.bin`: nanoGPT's uint16 GPT-2 tokens; `val.bin` beside `train.bin` is for validation, else the
-    last tenth. Text is held in memory, token files are mapped.
+    validation, and files stay whole. One file: its last tenth is for validation. Token files of nanoGPT or llm.c:
+    `read_token_files`. Text is held in memory, token files are mapped.
 
     Raises: ValueError: nothing there, or nothing readable.
     """
     if data is None:
         return _library()
     path = expanded(data)
-    if path.is_dir() and (path / "train.bin").is_file():
-        path = path / "train.bin"
-    if path.suffix == ".bin" and path.is_file():
-        return _tokens(path)
+    tokens = read_token_files(path)
+    if tokens is not None:
+        return tokens
     if path.is_file():
         return _one_file(path)
     if path.is_dir():
@@ -127,49 +118,4 @@ def _bytes_set(name: str, note: str, train: bytes, valid: bytes) -> TextSet:
         256,
         np.frombuffer(train, np.uint8),
         np.frombuffer(valid, np.uint8),
-    )
-
-
-def _tokens(path: Path) -> TextSet:
-    companion = path.with_name("val.bin")
-    tokens = _map(path)
-    if path.name == "train.bin" and companion.is_file():
-        train, valid = tokens, _map(companion)
-        how = f"{path} to train ({len(train):,} GPT-2 tokens), {companion.name} to validate ({len(valid):,})"
-    else:
-        cut = len(tokens) - len(tokens) // VALID_SHARE
-        train, valid = tokens[:cut], tokens[cut:]
-        how = f"{path}: the first {cut:,} GPT-2 tokens to train, the last {len(valid):,} to validate"
-    sha, sampled = _token_digest(train, valid)
-    return TextSet(path.name, sha, how + sampled, "token", GPT2_VOCABULARY, train, valid)
-
-
-def _map(path: Path) -> npt.NDArray[Any]:
-    size = path.stat().st_size
-    if size == 0 or size % 2:
-        raise ValueError(
-            f"{path} holds {size:,} bytes; a token file is a run of uint16 numbers, as nanoGPT writes them"
-        )
-    try:
-        return np.memmap(path, "<u2", mode="r")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
-
-
-def _token_digest(*parts: npt.NDArray[Any]) -> tuple[str, str]:
-    """SHA-256 of the parts, and what to add to the note: above 1 GiB only sampled blocks count, to start
-    within a second.
-    """
-    sha = hashlib.sha256()
-    nbytes = sum(part.nbytes for part in parts)
-    for part in parts:
-        if nbytes <= _SAMPLED_ABOVE:
-            sha.update(np.ascontiguousarray(part).data)
-            continue
-        sha.update(str(part.nbytes).encode())
-        for start in np.linspace(0, max(len(part) - _BLOCK, 0), 64, dtype=np.int64):
-            sha.update(np.ascontiguousarray(part[start : start + _BLOCK]).data)
-    return (
-        sha.hexdigest(),
-        "; its SHA-256 is of 64 sampled blocks of each part" if nbytes > _SAMPLED_ABOVE else "",
     )

@@ -1,0 +1,90 @@
+"""From text to tokens: bytes, or a tokenizer on this machine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from dlion.train.data.sets import expanded
+from dlion.train.optional import needed
+
+
+class Encoder(Protocol):
+    """`vocabulary` is the number of token ids, `end` the one that ends a document, `begin` what a text starts with."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def begin(self) -> tuple[int, ...]: ...
+
+    def __call__(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text, without any that begin or end it."""
+
+
+class Bytes:
+    """UTF-8 bytes, and one more token that ends a document."""
+
+    name = "bytes"
+    vocabulary = 257
+    end = 256
+    begin: tuple[int, ...] = ()
+
+    def __call__(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+
+class Pretrained:
+    """A tokenizer of `transformers` from a folder, or the `tokenizer.json` of one."""
+
+    def __init__(self, place: str, tokenizer: Any) -> None:
+        self.name = place
+        self._tokenizer = tokenizer
+        self.vocabulary = len(tokenizer)
+        end = tokenizer.eos_token_id
+        if end is None:
+            raise ValueError(f"the tokenizer in {place} has no token that ends a text (eos_token)")
+        self.end: int = end
+        begin = tokenizer.bos_token_id
+        # Whether a text begins with that token is the tokenizer's own decision: LLaMA's does, GPT-2's does not.
+        self.begin: tuple[int, ...] = (begin,) if tokenizer("").input_ids[:1] == [begin] else ()
+
+    def __call__(self, texts: Sequence[str]) -> list[list[int]]:
+        found: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids
+        return found
+
+
+# What published tokenizers call the token that ends a text, where only a tokenizer.json is at hand.
+_ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[EOS]")
+
+
+def encoder(place: str | None) -> Encoder:
+    """The tokenizer in the folder or `tokenizer.json` at `place`; None: bytes.
+
+    Raises: ValueError: nothing there, or nothing that can be read.
+    """
+    if place is None:
+        return Bytes()
+    path = expanded(place)
+    if not path.exists():
+        raise ValueError(f"no tokenizer at {place}: give a folder of transformers, or a tokenizer.json")
+    transformers = needed("transformers", "transformers", f"the tokenizer {place}")
+    try:
+        if path.is_file():
+            return Pretrained(place, _from_file(transformers, path))
+        return Pretrained(place, transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True))
+    except (OSError, KeyError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"the tokenizer in {place} cannot be read: {reason}") from None
+
+
+def _from_file(transformers: Any, path: Path) -> Any:
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
+    known = tokenizer.get_vocab()
+    end = next((name for name in _ENDS if name in known), None)
+    if end is None:
+        raise ValueError(f"{path} has none of the tokens {', '.join(_ENDS)}, one of which must end a text")
+    tokenizer.add_special_tokens({"eos_token": end})
+    return tokenizer

@@ -1,0 +1,62 @@
+"""Causal language models of the package `transformers`, from a folder on this machine."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlion.train.optional import needed
+
+CAUSAL_LM = "causal-lm"
+
+
+class PretrainedLm(nn.Module):
+    """A `transformers` causal language model as the training loop wants one: i64[b, t] -> f32[b, t, vocabulary].
+
+    Its weights are kept in float32, where steps as small as Lion's are not rounded away; --precision bf16 computes
+    in bf16. Sequences are padded on the right, behind everything that counts, so no mask is needed.
+    """
+
+    def __init__(self, lm: nn.Module) -> None:
+        super().__init__()
+        self.lm = lm
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.lm(input_ids=tokens, use_cache=False).logits
+        return logits
+
+    @classmethod
+    def load(cls, folder: str | None, vocabulary: int, context: int) -> "PretrainedLm":
+        """The model in `folder`, in evaluation mode's opposite; under `torch.device("meta")` only its shapes.
+
+        Raises:
+            ValueError: no folder, none of that kind, or it knows fewer tokens or shorter windows than are needed.
+        """
+        if folder is None:
+            raise ValueError(f"model {CAUSAL_LM} needs --pretrained FOLDER: one with config.json and the weights")
+        if not (Path(folder) / "config.json").is_file():
+            raise ValueError(f"--pretrained {folder} holds no model of transformers: it has no config.json")
+        transformers = needed("transformers", "transformers", f"model {CAUSAL_LM}")
+        try:
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+            _check_room(folder, config, vocabulary, context)
+            lm = _made(transformers.AutoModelForCausalLM, config, folder)
+        except (OSError, KeyError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(f"--pretrained {folder} cannot be loaded: {reason}") from None
+        return cls(lm.train())
+
+
+def _made(auto: Any, config: Any, folder: str) -> Any:
+    if torch.get_default_device().type == "meta":
+        return auto.from_config(config, dtype=torch.float32)
+    return auto.from_pretrained(folder, config=config, dtype=torch.float32, local_files_only=True)
+
+
+def _check_room(folder: str, config: Any, vocabulary: int, context: int) -> None:
+    longest = getattr(config, "max_position_embeddings", context)
+    if config.vocab_size < vocabulary:
+        raise ValueError(f"the model in {folder} knows {config.vocab_size:,} tokens, and the tokenizer {vocabulary:,}")
+    if longest < context:
+        raise ValueError(f"the model in {folder} takes {longest:,} tokens at most: give a smaller --context")
