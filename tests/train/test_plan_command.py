@@ -61,6 +61,17 @@ def test_the_tables_name_what_matters(capsys: pytest.CaptureFixture[str]) -> Non
         assert words in said, words
 
 
+@pytest.mark.parametrize("workers", ["1", "2", "4"])
+def test_few_workers_have_a_plan(workers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--parameters", "1e5", "--workers", workers, "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert ("1 worker on one node" in said) is (workers == "1") and "on one node" in said
+    result = json.loads((tmp_path / "plan.json").read_text())
+    evens = [found["break_even"] for found in result["methods"].values()]
+    assert (evens == [None] * len(evens)) is (workers == "1")
+    assert (tmp_path / "index.html").stat().st_size > 10_000
+
+
 def test_a_count_needs_no_torch(tmp_path: Path) -> None:
     code = "import sys; from dlion.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     arguments = [sys.executable, "-c", code, "plan", "--parameters", "7e9"]

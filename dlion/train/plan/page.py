@@ -57,10 +57,12 @@ def page_of(result: Result) -> bytes:
 
 def _facts(result: Result) -> list[tuple[str, str]]:
     methods = result["methods"]
-    return [
-        *((f"a step of {name}", duration(methods[name]["seconds"])) for name in (BASE, "dlion-mavo")),
-        (f"dlion-mavo is quicker than {BASE} below", even(methods["dlion-mavo"]["break_even"])),
-    ]
+    steps = [(f"a step of {name}", duration(methods[name]["seconds"])) for name in (BASE, "dlion-mavo")]
+    found = methods["dlion-mavo"]["break_even"]
+    if found is None:
+        return steps
+    quicker = f"dlion-mavo is quicker than {BASE}"
+    return [*steps, (f"below this, {quicker}" if found["pays"] == "below" else quicker, even(found))]
 
 
 def _section(title: str, shown: str, note: str = "") -> str:

@@ -86,7 +86,7 @@ def setting(result: Result) -> str:
         size = f"{model['parameters']:,} parameters, {size}"
     return (
         f"{model['name'][0].upper()}{model['name'][1:]} ({size}); "
-        f"{asked['workers']:,} workers on {where}; {links}{asked['inside_bandwidth']:g} Gbit/s and "
+        f"{asked['workers']:,} worker{'s' if asked['workers'] > 1 else ''} on {where}; {links}{asked['inside_bandwidth']:g} Gbit/s and "
         f"{asked['inside_latency']:g} µs inside; {duration(asked['compute'])} of forward and backward."
     )
 
