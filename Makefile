@@ -21,6 +21,9 @@ train: setup
 	@.venv/bin/dlion train $(ARGS)
 
 test: setup
+	@cmp -s requirements/hf.txt .venv/hf.txt || { \
+		.venv/bin/python -m pip install --quiet -r requirements/hf.txt && cp requirements/hf.txt .venv/hf.txt; } || { \
+		echo "make: the tests of the recipes need requirements/hf.txt, and pip failed: see above" >&2; exit 1; }
 	@.venv/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # All three have their say, even when the first finds fault.
