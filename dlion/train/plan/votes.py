@@ -45,6 +45,8 @@ def voted(
     before, after = rates.generic, 0.0
     if wire.fused:
         before, after = rates.ballot, wire.up * ballots * rates.tally + rates.apply
+    if overlap:  # gradients are read again for a digest, and once more to find out whether they changed
+        before, after = before + rates.copy / 2, after + rates.copy / 2
     pieces = []
     for count, length in cut(words, longest):
         share = sizes.parameters * length / max(words, 1)
