@@ -20,8 +20,8 @@ gradients and the link is free.</p>"""
 STYLE = """<style>
 .grid { overflow-x: auto; }
 .grid table { white-space: nowrap; font-size: 0.85rem; }
-.grid th, .grid td { padding-right: 1.1rem; }
-.grid td { text-align: right; }
+.grid th, .grid td { padding-right: 0.8rem; }
+.grid td, .grid th + th { text-align: right; }
 @media print { .grid table { font-size: 0.7rem; } }
 </style>"""
 
