@@ -20,10 +20,11 @@ except ModuleNotFoundError:
 
 from dlion.train.bench.settings import BenchConfig  # noqa: E402
 from dlion.train.compare.settings import CompareConfig, study_of  # noqa: E402
-from dlion.train.compare.study import read_study  # noqa: E402
+from dlion.train.compare.study import Study, read_study, study_from  # noqa: E402
 from dlion.train.config import TrainConfig, given_in, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
 from dlion.train.few_shot.settings import FewShotConfig  # noqa: E402
 from dlion.train.plan.settings import PlanConfig  # noqa: E402
+from dlion.train.recipes import built_in, locate, read_recipe  # noqa: E402
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -35,25 +36,35 @@ def from_files(app: App, commands: tuple[str, ...], arguments: Any) -> None:
     if commands != ("train",):
         return
     given = {argument.name: argument.tokens for argument in arguments if argument.tokens}
-    paths = [Path(given[flag][0].value) for flag in ("--config", "--resume") if flag in given]
-    if len(paths) > 1:
+    if "--config" in given and "--resume" in given:
         raise ValueError("--config and --resume contradict each other: a resumed run has its own configuration.")
-    if not paths:
+    if "--config" in given:
+        recipe = read_recipe(locate(given["--config"][0].value))
+        path, values = recipe.path, recipe.flags_of(given["--method"][0].value if "--method" in given else None)
+        if "--dry-run" not in given:
+            recipe.missing({flag.removeprefix("--") for flag in given})
+    elif "--resume" in given:
+        path = _config_of(Path(given["--resume"][0].value))
+        values = read_toml(path)
+    else:
         return
-    path = paths[0] / "config.toml" if "--resume" in given else paths[0]
-    if "--resume" in given and not path.is_file():
-        raise ValueError(
-            f"{paths[0]} holds no run (it has no config.toml): give the folder that `dlion train` reported."
-        )
-    values = read_toml(path)
-    flags = {argument.name.removeprefix("--") for argument in arguments} - {"*", "config", "resume"}
+    flags = {argument.name.removeprefix("--") for argument in arguments} - {"*", "config", "resume", "dry-run"}
     for key in values:
         if key.replace("_", "-") not in flags:
             raise unknown_name("configuration key", key, sorted(flags))
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if f"--{one}" in given:
             values.pop(other, None)
+    if "--steps" in given:
+        values.pop("shared-epochs", None)
     Dict(values, source=str(path), use_commands_as_keys=False)(app, commands, arguments)
+
+
+def _config_of(run: Path) -> Path:
+    path = run / "config.toml"
+    if not path.is_file():
+        raise ValueError(f"{run} holds no run (it has no config.toml): give the folder that `dlion train` reported.")
+    return path
 
 
 app = App(
@@ -77,6 +88,7 @@ def train(
     out: Path = Path("runs"),
     config: Path | None = None,
     resume: Path | None = None,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Train a model with several workers on this machine, or as a worker of torchrun or another launcher.
 
@@ -87,10 +99,17 @@ def train(
     out
         Folder in which the run gets its own.
     config
-        TOML file with flags as keys, such as the config.toml of a run. Flags on the command line win.
+        TOML file with flags as keys, such as the config.toml of a run, or the name of one of `dlion recipes`. Flags on
+        the command line win.
     resume
         Folder of a run to continue from its last checkpoint. --steps lengthens it.
+    dry_run
+        Train nothing: print the size of the model, steps, tokens, and bytes for each worker.
     """
+    if dry_run:
+        from dlion.train.dry_run import show
+
+        return show(settings, read_recipe(locate(str(config))) if config is not None else None)
     from dlion.train.jobs import Place
     from dlion.train.launch import run
 
@@ -168,8 +187,20 @@ def compare(
     if config is not None and asked:
         raise ValueError(f"--config and {asked[0]} contradict each other: the file describes the whole study.")
     goes_on = config is None and out is not None and (out / "study.toml").is_file() and not asked
-    study = None if goes_on else read_study(config) if config else study_of(settings, train_flags)
+    study = None if goes_on else _study(config) if config else study_of(settings, train_flags)
     return run(settings, study, out or DEFAULT_OUT / (config.stem if config else settings.task), table_only=table)
+
+
+def _study(config: Path) -> Study:
+    """The study in a file, or of a recipe that has one."""
+    if config.is_file() or config.suffix == ".toml":
+        return read_study(config)
+    recipe = read_recipe(locate(str(config)))
+    if not recipe.study:
+        raise ValueError(f"recipe {config} has no study: give it to `dlion train`.")
+    varied = {*recipe.study.get("vary", {}), *recipe.study.get("grid", {})}
+    kept = {flag: value for flag, value in recipe.flags.items() if flag not in varied}
+    return study_from({"train": kept, **recipe.study})
 
 
 def _train_flags(words: Sequence[str]) -> dict[str, Any]:
@@ -179,6 +210,23 @@ def _train_flags(words: Sequence[str]) -> dict[str, Any]:
     if strange:
         raise ValueError(f"--{strange[0]} cannot be given to runs of a comparison: leave it out.")
     return given_in(bound.arguments.get("settings", TrainConfig()))
+
+
+@app.command
+def recipes(name: str | None = None) -> int:
+    """List the paper's experiments, which `dlion train --config NAME` runs; or print one, with its comments.
+
+    Parameters
+    ----------
+    name
+        The recipe to print.
+    """
+    if name is not None:
+        print(locate(name).read_text("utf-8"), end="")
+        return 0
+    for one in built_in():
+        print(f"{one:24} {read_recipe(locate(one)).title}")
+    return 0
 
 
 @app.command(name="few-shot")

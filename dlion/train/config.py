@@ -106,6 +106,8 @@ class TrainConfig(ModelShape, Reading):
             raise ValueError(
                 "--overlap and --clip-norm contradict each other: gradients have voted before they could be clipped."
             )
+        if self.shared_epochs and self.epochs is None:
+            raise ValueError("--shared-epochs means nothing without --epochs: give both, or neither.")
         if self.steps is not None and self.epochs is not None:
             raise ValueError(
                 f"--steps {self.steps} and --epochs {self.epochs} contradict each other: give one of them."
@@ -131,6 +133,7 @@ def settle(config: TrainConfig, *, model: str, workers: int, steps_per_epoch: in
     """Fill in what the user left open, from the method and from what the task and the launcher say."""
     steps = config.epochs * steps_per_epoch if config.epochs else config.steps or DEFAULT_STEPS
     given = asdict(config) | {"model": model, "workers": workers, "steps": steps, "epochs": None}
+    given["shared_epochs"] = False
     given["lr"] = config.lr or 1e-3
     given["betas"] = config.betas or (ADAMW_BETAS if config.method == "g-adamw" else LION_BETAS)
     if config.data is not None and Path(config.data).exists():

@@ -15,7 +15,7 @@ from dlion.train.plan.sizes import Sizes
 from dlion.train.plan.votes import Topology
 from dlion.train.plan.work import Compute
 
-ModelName = Literal["bench", "conv", "vit", "vit-cifar", "gpt"]
+ModelName = Literal["bench", "conv", "vit", "vit-cifar", "vit-s16", "vit-b16", "gpt", "gpt2pp-350m", "gpt2pp-760m"]
 SEVERAL = Parameter(consume_multiple=True, negative="", show_default=False)
 GBIT, MICRO = 1e9 / 8, 1e-6
 POSITIVE = ("bandwidth", "inside_bandwidth", "compute", "memory", "bucket_cap_mb")

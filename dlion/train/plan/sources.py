@@ -2,13 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dlion.train.plan.settings import ModelName, PlanConfig
 from dlion.train.plan.sizes import Shape, Sizes
-
-if TYPE_CHECKING:
-    from dlion.train.tasks import Task
 
 HEADER_LIMIT = 100_000_000  # bytes, as safetensors itself has it
 
@@ -53,26 +49,9 @@ def model_shapes(name: ModelName) -> list[Shape]:
 
     from dlion.train.bench.model import build_gpt
     from dlion.train.bench.settings import BenchConfig
-    from dlion.train.models import build_model
+    from dlion.train.models import MODELS, build_model
 
-    task = None if name == "bench" else _task(name)
     with torch.device("meta"):
-        model = build_gpt(BenchConfig(), torch.device("meta")) if task is None else build_model(name, task)
+        bench = name == "bench"
+        model = build_gpt(BenchConfig(), torch.device("meta")) if bench else build_model(name, MODELS[name].usual)
     return [tuple(param.shape) for param in model.parameters()]
-
-
-def _task(name: ModelName) -> "Task":
-    """Inputs of the right shape and no data."""
-    import numpy as np
-    import torch
-
-    from dlion.train.data import DataInfo, ImageSet, TextSet
-    from dlion.train.tasks import CONTEXT, ImageTask, TextTask
-
-    if name == "gpt":
-        nothing = np.zeros(CONTEXT + 1, dtype=np.uint8)
-        return TextTask("text", TextSet("", "", "", "byte", 256, nothing, nothing), default_model=name)
-    images = torch.zeros(0, *((3, 32, 32) if name == "vit-cifar" else (1, 28, 28)), dtype=torch.uint8)
-    labels = torch.zeros(0, dtype=torch.int64)
-    found = ImageSet(DataInfo("", "", "", 0, 0), 10, images, labels, images, labels)
-    return ImageTask("images", found, default_model=name, normalisation=((0.5,), (0.5,)))
