@@ -13,15 +13,14 @@ NEEDS_EXTRA = 'dlion: the command needs more than the library does: pip install 
 
 try:
     from cyclopts import App, CycloptsError, Parameter
-    from cyclopts.config import Dict
 except ModuleNotFoundError:
     print(NEEDS_EXTRA, file=sys.stderr)
     raise SystemExit(2) from None
 
 from dlion.train.bench.settings import BenchConfig  # noqa: E402
 from dlion.train.compare.settings import CompareConfig, study_of  # noqa: E402
-from dlion.train.compare.study import Study, read_study, study_from  # noqa: E402
-from dlion.train.config import TrainConfig, given_in, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
+from dlion.train.config import TrainConfig, given_in  # noqa: E402 (it needs cyclopts)
+from dlion.train.config_files import from_files, study_named  # noqa: E402
 from dlion.train.few_shot.settings import FewShotConfig  # noqa: E402
 from dlion.train.plan.settings import PlanConfig  # noqa: E402
 from dlion.train.recipes import built_in, locate, read_recipe  # noqa: E402
@@ -29,42 +28,6 @@ from dlion.train.recipes import built_in, locate, read_recipe  # noqa: E402
 USER_ERROR = 2
 INTERRUPTED = 130
 UNREAD = 141
-
-
-def from_files(app: App, commands: tuple[str, ...], arguments: Any) -> None:
-    """Fill in the flags that were not given from the file of --config, or from the run of --resume."""
-    if commands != ("train",):
-        return
-    given = {argument.name: argument.tokens for argument in arguments if argument.tokens}
-    if "--config" in given and "--resume" in given:
-        raise ValueError("--config and --resume contradict each other: a resumed run has its own configuration.")
-    if "--config" in given:
-        recipe = read_recipe(locate(given["--config"][0].value))
-        path, values = recipe.path, recipe.flags_of(given["--method"][0].value if "--method" in given else None)
-        if "--dry-run" not in given:
-            recipe.missing({flag.removeprefix("--") for flag in given})
-    elif "--resume" in given:
-        path = _config_of(Path(given["--resume"][0].value))
-        values = read_toml(path)
-    else:
-        return
-    flags = {argument.name.removeprefix("--") for argument in arguments} - {"*", "config", "resume", "dry-run"}
-    for key in values:
-        if key.replace("_", "-") not in flags:
-            raise unknown_name("configuration key", key, sorted(flags))
-    for one, other in (("steps", "epochs"), ("epochs", "steps")):
-        if f"--{one}" in given:
-            values.pop(other, None)
-    if "--steps" in given:
-        values.pop("shared-epochs", None)
-    Dict(values, source=str(path), use_commands_as_keys=False)(app, commands, arguments)
-
-
-def _config_of(run: Path) -> Path:
-    path = run / "config.toml"
-    if not path.is_file():
-        raise ValueError(f"{run} holds no run (it has no config.toml): give the folder that `dlion train` reported.")
-    return path
 
 
 app = App(
@@ -187,20 +150,8 @@ def compare(
     if config is not None and asked:
         raise ValueError(f"--config and {asked[0]} contradict each other: the file describes the whole study.")
     goes_on = config is None and out is not None and (out / "study.toml").is_file() and not asked
-    study = None if goes_on else _study(config) if config else study_of(settings, train_flags)
+    study = None if goes_on else study_named(config) if config else study_of(settings, train_flags)
     return run(settings, study, out or DEFAULT_OUT / (config.stem if config else settings.task), table_only=table)
-
-
-def _study(config: Path) -> Study:
-    """The study in a file, or of a recipe that has one."""
-    if config.is_file() or config.suffix == ".toml":
-        return read_study(config)
-    recipe = read_recipe(locate(str(config)))
-    if not recipe.study:
-        raise ValueError(f"recipe {config} has no study: give it to `dlion train`.")
-    varied = {*recipe.study.get("vary", {}), *recipe.study.get("grid", {})}
-    kept = {flag: value for flag, value in recipe.flags.items() if flag not in varied}
-    return study_from({"train": kept, **recipe.study})
 
 
 def _train_flags(words: Sequence[str]) -> dict[str, Any]:

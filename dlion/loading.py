@@ -10,11 +10,15 @@ from torch import Tensor
 
 @contextmanager
 def momenta_kept(
-    optimizer: torch.optim.Optimizer, names: Sequence[str], dtype_of: Callable[[Tensor], torch.dtype]
+    optimizer: torch.optim.Optimizer,
+    names: Sequence[str],
+    thin: Sequence[str],
+    dtype_of: Callable[[Tensor], torch.dtype],
 ) -> Iterator[None]:
     """Within, `optimizer.load_state_dict` keeps the state of these names in `dtype_of(parameter)`, a copy of the given.
 
-    The caller's own hooks run before and after it: they may change what is loaded, and see what was.
+    Those in `thin` may have another shape than their parameter. The caller's own hooks run before and after it: they
+    may change what is loaded, and see what was.
 
     Raises:
         ValueError: a momentum has another shape than its parameter; nothing was loaded.
@@ -27,7 +31,7 @@ def momenta_kept(
             loaded.state[param][name] = kept.contiguous()
 
     def find(_: torch.optim.Optimizer, given: dict[str, Any]) -> None:
-        found.extend(_momenta(optimizer, names, given))
+        found.extend(_momenta(optimizer, names, thin, given))
 
     before = optimizer.register_load_state_dict_pre_hook(find)
     after = optimizer.register_load_state_dict_post_hook(restore, prepend=True)
@@ -39,7 +43,7 @@ def momenta_kept(
 
 
 def _momenta(
-    optimizer: torch.optim.Optimizer, names: Sequence[str], state_dict: dict[str, Any]
+    optimizer: torch.optim.Optimizer, names: Sequence[str], thin: Sequence[str], state_dict: dict[str, Any]
 ) -> list[tuple[Tensor, str, Tensor]]:
     """(parameter, name, its momentum) of a state dict that has not been loaded yet."""
     order = [index for group in state_dict["param_groups"] for index in group["params"]]
@@ -51,7 +55,7 @@ def _momenta(
             momentum = kept.get(name)
             if momentum is None:
                 continue
-            if momentum.shape != param.shape:
+            if momentum.shape != param.shape and name not in thin:
                 raise ValueError(
                     f"{name} of parameter {index} has shape {list(momentum.shape)} and the parameter "
                     f"{list(param.shape)}: load the state of the same model"

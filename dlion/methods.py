@@ -6,12 +6,19 @@ from types import ModuleType
 
 import torch
 
+from dlion.baselines.descent import AheadOfBall, Descent, HeavyBall
+from dlion.baselines.ef_sign import EFSign, ScaledSigns
+from dlion.baselines.powersgd import Header, PowerSGD
+from dlion.baselines.residual import DGC, GradDrop
+from dlion.baselines.signs import SignSGD, Signum
+from dlion.baselines.sparse import Pairs
+from dlion.baselines.terngrad import TernGrad
 from dlion.codecs import Cast, CountPlanes, SignBits, SumPlanes, TernaryBits
 from dlion.ops import reference
 from dlion.pipeline import FusedLion, Pipeline, Steps, Wire
 from dlion.rules import Global, Gradient, Lion, Rule
-from dlion.tallies import Majority, TernaryMajority, TernaryVotes, Total, Votes
-from dlion.topology import TOPOLOGIES, between_two
+from dlion.tallies import Majority, Relay, TernaryMajority, TernaryVotes, Total, Votes
+from dlion.topology import TOPOLOGIES, always, between_two
 
 
 @dataclass(frozen=True)
@@ -74,9 +81,31 @@ def mean(c: Choices) -> Wire:
     return Wire(Cast(), Total(), Cast(), between_two)
 
 
+def ternary_sum(c: Choices) -> Wire:
+    """Two bits up, the sum of -1, 0 and +1 down."""
+    return Wire(TernaryBits(c.kernels), TernaryVotes(c.kernels, c.workers), SumPlanes())
+
+
+def pairs(c: Choices) -> Wire:
+    """Indices and values of a few entries, told to everybody."""
+    return Wire(Pairs(), Relay(c.workers, ballot_planes=2), Pairs(), always)
+
+
+def scaled_signs(c: Choices) -> Wire:
+    """One bit, and a scale for each tensor, told to everybody."""
+    return Wire(ScaledSigns(), Relay(c.workers, ballot_planes=1), ScaledSigns(), always)
+
+
+def header_alone(c: Choices) -> Wire:
+    """Nothing: the survey said it all."""
+    return Wire(Header(), Total(), Header(), always)
+
+
 PARTS = frozenset({"bucket_bytes", "overlap"})  # where a ballot needs no more than the gradients of its bucket
 LION = PARTS | {"rounding", "momentum_dtype"}
 VOTES = LION | {"zeros"}
+NOTHING: frozenset[str] = frozenset()
+TOLD = ("auto", "replicated", "server")  # ballots that are told to everybody, not counted shard by shard
 
 METHODS = {
     "dlion-mavo": Method(
@@ -87,4 +116,27 @@ METHODS = {
     ),
     "g-lion": Method("Lion on the mean gradient", lambda *how: Global(Lion(*how)), mean, LION),
     "g-adamw": Method("AdamW on the mean gradient", lambda *how: Gradient(torch.optim.AdamW), mean, PARTS),
+    "d-signum-mavo": Method("Sign of the momentum, majority vote", Signum, majority, VOTES | {"ties"}),
+    "d-signum-avg": Method("Sign of the momentum, average of the votes", Signum, average, VOTES),
+    "signsgd-mavo": Method(
+        "Sign of the gradient, majority vote", SignSGD, majority, (VOTES | {"ties"}) - {"momentum_dtype"}
+    ),
+    "terngrad": Method(
+        "Gradients rounded to three values",
+        lambda *how: TernGrad(Gradient(HeavyBall)),
+        ternary_sum,
+        frozenset({"bucket_bytes"}),
+    ),
+    "graddrop": Method(
+        "The largest entries of the residuals", lambda *how: GradDrop(Gradient(HeavyBall)), pairs, NOTHING, TOLD
+    ),
+    "dgc": Method("Deep gradient compression", lambda *how: DGC(Gradient(Descent)), pairs, NOTHING, TOLD),
+    "ef-signsgd": Method("Scaled signs with error feedback", lambda *how: EFSign(), scaled_signs, NOTHING, TOLD),
+    "powersgd": Method(
+        "Low-rank factors with error feedback",
+        lambda *how: PowerSGD(Gradient(AheadOfBall)),
+        header_alone,
+        NOTHING,
+        ("auto",),
+    ),
 }

@@ -267,7 +267,7 @@ class Distributed(torch.optim.Optimizer):
         """
         if self._exchange is not None and self._exchange.begun:
             raise OverlapError("a state was loaded after ballots had left, with overlap=True: load it before backward")
-        with momenta_kept(self, self._rule.kept, self._rule.momentum_dtype):
+        with momenta_kept(self, self._rule.kept, self._rule.thin, self._rule.momentum_dtype):
             super().load_state_dict(state_dict)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

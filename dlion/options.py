@@ -181,7 +181,7 @@ def _checked_rounding(method: str, rounding: str | None) -> str:
     if "rounding" not in METHODS[method].options:
         if rounding is not None:
             raise ValueError(
-                f"rounding={rounding!r} has no meaning with method={method!r}: torch's optimizer rounds: leave it out"
+                f"rounding={rounding!r} has no meaning with method={method!r}, which rounds to nearest: leave it out"
             )
         return "nearest"
     return one_of("rounding", rounding or "stochastic", ROUNDINGS)

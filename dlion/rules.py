@@ -25,9 +25,11 @@ class Rule(Protocol):
 
     Attributes:
         kept: names of the state that keeps its dtype when it is loaded, where torch would cast it to the parameter's.
+        thin: those of them that do not have the parameter's shape.
     """
 
     kept: tuple[str, ...] = ("exp_avg",)
+    thin: tuple[str, ...] = ()
 
     def defaults(self) -> dict[str, Any]:
         """Keys that each parameter group needs, with their defaults."""
@@ -81,6 +83,11 @@ class Lion(Rule):
     def defaults(self) -> dict[str, Any]:
         return {"lr": 1e-4, "betas": (0.9, 0.99)}
 
+    def betas(self, hyper: dict[str, Any]) -> tuple[float, float]:
+        """Of the message and of the momentum, among a group's hyper-parameters."""
+        first, second = hyper["betas"]
+        return first, second
+
     def allocate(self, replica: Replica) -> None:
         replica.allocate_momentum(self.momentum_dtype)
 
@@ -92,7 +99,7 @@ class Lion(Rule):
             grad, momentum = signed_gradient(replica, piece), replica.momentum(piece)
             where = (bucket.first_word + piece.offset // WORD, moment.t, moment.rank)
             said: tuple[Tensor, Tensor] = self.kernels.lion_message(
-                grad, momentum, *replica.hyper(piece.slot)["betas"], *where
+                grad, momentum, *self.betas(replica.hyper(piece.slot)), *where
             )
             return said
 
@@ -229,10 +236,10 @@ def signed_gradient(replica: Replica, piece: Piece) -> Tensor:
     return -grad if replica.hyper(piece.slot)["maximize"] else grad
 
 
-def state_tensors(replica: Replica) -> list[Tensor]:
-    """All tensors of the state: one place for each parameter and name, empty where a parameter has no state."""
+def state_tensors(replica: Replica, without: tuple[str, ...] = ()) -> list[Tensor]:
+    """All tensors of the state but those of some names: one for each parameter and name, empty where there is none."""
     kept = [replica.state.get(param, {}) for param in replica.params]
-    names = sorted({name for each in kept for name in each})
+    names = sorted({name for each in kept for name in each}.difference(without))
     found = [each.get(name) for each in kept for name in names]
     return [local(value) if isinstance(value, Tensor) else torch.zeros(0, device="cpu") for value in found]
 

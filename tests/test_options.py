@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dlion import Distributed, DistributedLion
+from dlion.settings import SETTINGS
 
 
 def parameter(value: float) -> nn.Parameter:
@@ -77,6 +78,44 @@ def test_methods_have_their_own_defaults_and_refuse_options_without_meaning() ->
         Distributed([parameter(1.0)], "g-lion", zeros="exact")
     with pytest.raises(ValueError, match="ties='rotate' has no meaning"):
         Distributed([parameter(1.0)], "g-adamw", ties="rotate")
+
+
+ONE_BALLOT = ("graddrop", "dgc", "ef-signsgd", "powersgd")
+
+
+def test_options_that_a_baseline_cannot_have_are_refused_in_one_sentence() -> None:
+    for method in (*ONE_BALLOT, "terngrad"):
+        with pytest.raises(ValueError, match=f"overlap=True has no meaning with method='{method}', which needs all"):
+            Distributed([parameter(1.0)], method, overlap=True)
+        with pytest.raises(ValueError, match=rf"betas=\(0.9, 0.99\) has no meaning with method='{method}'"):
+            Distributed([parameter(1.0)], method, betas=(0.9, 0.99))
+    for method in ONE_BALLOT:
+        with pytest.raises(ValueError, match=f"bucket_bytes=64 has no meaning with method='{method}'"):
+            Distributed([parameter(1.0)], method, bucket_bytes=64)
+        with pytest.raises(ValueError, match=f"topology='sharded' has no meaning with method='{method}'"):
+            Distributed([parameter(1.0)], method, topology="sharded")
+    with pytest.raises(ValueError, match=r"momentum_dtype=.* has no meaning with method='signsgd-mavo'"):
+        Distributed([parameter(1.0)], "signsgd-mavo", momentum_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "wrong"),
+    [
+        ("d-signum-mavo", {"momentum": 0.99}, {"momentum": 1.0}),
+        ("d-signum-avg", {"momentum": 0.99}, {"momentum": -0.1}),
+        ("signsgd-mavo", {}, {"momentum": 0.9}),
+        ("terngrad", {"clip": 2.5, "seed": 0, "momentum": 0.9}, {"clip": -1}),
+        ("graddrop", {"keep": 0.01, "threshold": "global", "momentum": 0.9}, {"threshold": "local"}),
+        ("dgc", {"keep": 0.001, "momentum": 0.9, "clip": 0.0, "warmup": 0}, {"keep": 0}),
+        ("ef-signsgd", {}, {"keep": 0.5}),
+        ("powersgd", {"rank": 2, "seed": 0, "momentum": 0.9}, {"rank": 0}),
+    ],
+)
+def test_a_baselines_settings(method: str, settings: dict[str, Any], wrong: dict[str, Any]) -> None:
+    group = Distributed([parameter(1.0)], method).param_groups[0]
+    assert {name: value for name, value in group.items() if name in SETTINGS} == settings
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Distributed([parameter(1.0)], method, **wrong)
 
 
 def test_settings_are_those_of_the_method_and_live_in_its_groups() -> None:

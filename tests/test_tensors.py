@@ -56,7 +56,8 @@ def trained(
     def work(rank: int, group: object) -> list[Tensor]:
         # clone() would choose a memory layout of its own
         params = [nn.Parameter(place(start.clone())) for start in starts]
-        optimizer = Distributed(params, method, lr=0.01, weight_decay=0.1, process_group=group, bucket_bytes=32)
+        options = {"bucket_bytes": 32} if "bucket_bytes" in METHODS[method].options else {}
+        optimizer = Distributed(params, method, lr=0.01, weight_decay=0.1, process_group=group, **options)
         for step in range(4):
             for p, g in zip(params, [g for d in dtypes for g in gradients(rank, step, d)], strict=True):
                 p.grad = place(g)

@@ -8,7 +8,7 @@ import torch
 from dlion.methods import METHODS
 from dlion.train.bench.sentence import volume
 from dlion.train.config import DEFAULT_WORKERS, TrainConfig, settle, unknown_name
-from dlion.train.jobs import steps_per_epoch, task_of
+from dlion.train.jobs import batch_sizes_of, steps_per_epoch, task_of
 from dlion.train.models import MODELS, Pictured, Tokenised, TokenSized, build_model
 from dlion.train.plan.methods import METHODS as PLANNED
 from dlion.train.plan.methods import Scene
@@ -44,14 +44,19 @@ class _Plan:
     task: Task | None
     model: str
     sizes: Sizes
-    workers: int
+    batches: tuple[int, ...]
     train_size: int
     steps: int | None
 
     @property
     def batch(self) -> int:
         """Samples of all workers in a step."""
-        return self.workers * self.config.batch_size * self.config.accumulate
+        return sum(self.batches) * self.config.accumulate
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return len(self.batches)
 
     @property
     def context(self) -> int | None:
@@ -72,15 +77,17 @@ def _plan(config: TrainConfig, recipe: Recipe | None) -> _Plan:
     assumed, needs = (recipe.assumed, recipe.needs) if recipe else ({}, {})
     lacking = [flag for flag in needs if getattr(config, flag.replace("-", "_")) is None]
     task = None if lacking or (assumed and config.data is None) else task_of(config)
-    workers = config.workers or DEFAULT_WORKERS
+    workers = config.simulate or config.workers or DEFAULT_WORKERS
+    batches = batch_sizes_of(config, workers)
     model = config.model or (task.default_model if task else "")
     sizes = _sizes(config, model, task, assumed)
     train_size = task.info.train_size if task else assumed.get("train-size", 0)
     steps = None
     if config.epochs is None or train_size or task is not None:  # a stream has no size, and steps_per_epoch says so
-        per_epoch = steps_per_epoch(config, workers, train_size)
+        per_epoch = steps_per_epoch(config, batches, train_size)
         steps = settle(config, model=model, workers=workers, steps_per_epoch=per_epoch).steps
-    return _Plan(config, recipe.title if recipe else None, task, model, sizes, workers, train_size, steps)
+    title = recipe.title if recipe else None
+    return _Plan(config, title, task, model, sizes, batches, train_size, steps)
 
 
 def _sizes(config: TrainConfig, name: str, task: Task | None, assumed: dict[str, int]) -> Sizes:
@@ -109,7 +116,8 @@ def _lines(plan: _Plan) -> Iterator[str]:
     yield f"model: {parameters:,} parameters, {volume(4 * parameters)} in float32"
     assumed = f"; {plan.train_size:,} training samples are assumed" if plan.train_size else ""
     yield f"data: {plan.task.info.note if plan.task else f'not given{assumed}'}"
-    each = f"{config.batch_size:,}" + (f" x {config.accumulate}" if config.accumulate > 1 else "")
+    sizes = sorted(set(plan.batches))
+    each = " or ".join(f"{size:,}" for size in sizes) + (f" x {config.accumulate}" if config.accumulate > 1 else "")
     yield f"workers: {plan.workers}, each with {each} samples a step: {plan.batch:,} in all"
     yield from _length(plan)
     ring = 2 * (plan.workers - 1) / plan.workers * 4 * parameters

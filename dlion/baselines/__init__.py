@@ -1,0 +1,1 @@
+"""The methods that Distributed Lion is compared with, each written from its own paper."""
