@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import dlion
+from command import dlion, records
 from few_shot_questions import write_questions
 from picture_forms import pictures_of_the_subset, write_binary_batches, write_picture_folder
 from tiny_llama import write_tiny_llama
@@ -18,6 +18,7 @@ from dlion.cli import main
 from dlion.train.config import TrainConfig
 from dlion.train.config_files import study_named
 from dlion.train.few_shot.settings import FewShotConfig
+from dlion.train.jobs import data_of
 from dlion.train.plan.methods import METHODS
 from dlion.train.recipes import built_in, locate, read_recipe
 
@@ -79,6 +80,7 @@ def test_the_grid_of_cifar10_is_the_paper_s():
     assert [value.label for value in study.grid["weight-decay"]] == [0.0005, 0.001, 0.005]
     named = {"dlion-mavo", "dlion-avg", "d-signum-mavo", "d-signum-avg", "terngrad", "graddrop", "dgc"}
     assert {"g-lion", "g-adamw"} | named == set(study.variants) <= set(METHODS)
+    assert all(study.variants[name].flags["keep"] == 0.04 for name in ("graddrop", "dgc"))
     assert study.train["model"] == "vit-cifar" and not {"lr", "workers", "method", "seed"} & set(study.train)
     assert prod(map(len, (study.vary["workers"], study.vary["seed"], study.variants))) == 108  # as its comment says
 
@@ -244,3 +246,17 @@ def test_one_runs_in_processes_and_its_method_brings_its_own_numbers(tmp_path):
     held = tomllib.loads((tmp_path / "runs" / "run" / "config.toml").read_text())
     assert (held["lr"], held["betas"], held["weight-decay"]) == (0.5, [0.9, 0.999], 1.0)
     assert (held["mixup"], held["autoaugment"], held["shared-epochs"], held["steps"]) == (0.5, True, False, 3)
+
+
+def test_a_stream_resumes_where_it_was(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    of_rows = _rows(tmp_path)
+    few = ["--batch-size", "4", "--warmup-steps", "0", "--schedule", "constant", "--log-every", "1", "--device", "cpu"]
+    for name, steps in (("whole", "6"), ("parts", "4")):
+        arguments = ["--config", "openwebtext-gpt2pp-350m", *of_rows, *TINY_VIT, *few, "--steps", steps, "--name", name]
+        assert main(["train", *arguments, "--simulate", "2"]) == 0
+    data_of.cache_clear()  # as another process, which has read nothing yet
+    assert main(["train", "--resume", "runs/parts", "--steps", "6"]) == 0
+    whole, parts = tmp_path / "runs" / "whole", tmp_path / "runs" / "parts"
+    assert records(whole) == records(parts)
+    assert (whole / "model-last.safetensors").read_bytes() == (parts / "model-last.safetensors").read_bytes()
