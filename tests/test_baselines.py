@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from world import succeed, world
 
 from dlion import Distributed
+from dlion.errors import NonFiniteGradientError
 
 SHAPES = [(9, 40), (64,), (130,), (), (3, 2, 7), (0,)]
 STEPS = 6
@@ -206,3 +207,61 @@ def test_settings_that_differ_are_named_even_where_rows_would_have_other_lengths
             assert f"{name}={value}" in text and "hyper-parameters or step counts differ" in text
     for text in succeed(world(2, lambda r, g: work(r, g, "dgc", "t", 900))):
         assert "t=900" in text
+
+
+SURVEYED = ["terngrad", "graddrop", "dgc", "powersgd"]
+
+
+@pytest.mark.parametrize("method", [*SURVEYED, "ef-signsgd", "signsgd-mavo", "g-adamw"])
+def test_a_layer_frozen_on_one_worker_is_named_and_on_all_it_is_left_out(method: str) -> None:
+    def work(rank: int, group: object, frozen_ranks: tuple[int, ...]) -> tuple[str, Tensor]:
+        named = [(f"p{k}", nn.Parameter(p.clone())) for k, p in enumerate(start())]
+        opt = Distributed(named, method, LR, process_group=group, timeout=20)
+        for number, step in enumerate(gradients(3, seed=5)[:3]):
+            named[0][1].requires_grad_(number < 1 or rank not in frozen_ranks)
+            for (_, param), grad in zip(named, step[rank], strict=True):
+                param.grad = grad.clone()
+            try:
+                opt.step()
+            except RuntimeError as error:
+                return str(error), named[0][1].detach()
+        return "", torch.cat([p.detach().view(-1) for _, p in named])
+
+    for text, _ in succeed(world(3, lambda rank, group: work(rank, group, (2,)))):
+        assert "the layout changed on rank 2 alone" in text and "p0" in text
+    ranks = succeed(world(3, lambda rank, group: work(rank, group, (0, 1, 2))))
+    assert [text for text, _ in ranks] == [""] * 3
+    assert all(torch.equal(params, ranks[0][1]) for _, params in ranks)
+
+
+@pytest.mark.parametrize("nonfinite", ["skip", "raise"])
+@pytest.mark.parametrize("method", [*SURVEYED, "ef-signsgd"])
+def test_policies_write_no_parameter(method: str, nonfinite: str) -> None:
+    def work(rank: int, group: object) -> tuple[list[Tensor], str]:
+        params = [nn.Parameter(p.clone()) for p in start()]
+        opt = Distributed(params, method, LR, process_group=group, nonfinite=nonfinite)
+        for param, grad in zip(params, gradients(2, seed=8)[0][rank], strict=True):
+            param.grad = grad
+        params[rank].grad.view(-1)[0] = float("inf")
+        try:
+            opt.step()
+        except NonFiniteGradientError as error:
+            return params, str(error)
+        return params, f"{opt.stats.skipped} skipped"
+
+    for params, text in succeed(world(2, work)):
+        assert all(torch.equal(a, b) for a, b in zip(params, start(), strict=True))
+        assert text == "1 skipped" if nonfinite == "skip" else "rank 0" in text and "rank 1" in text
+
+
+def test_terngrad_rounds_without_bias() -> None:
+    """Over many steps the mean of what is said is the clipped gradient; 1 worker, so nothing is averaged."""
+    wanted = torch.linspace(-1, 1, 9)
+    param = nn.Parameter(torch.zeros(9))
+    opt = Distributed([param], "terngrad", lr=1.0, clip=0.0, momentum=0.0, seed=3)
+    steps = 4000
+    for _ in range(steps):
+        param.grad = wanted.clone()
+        opt.step()
+    # one deviation of the mean of 4,000 such lots is at most 0.5/sqrt(4000) = 0.008
+    torch.testing.assert_close(-param.detach() / steps, wanted, atol=0.04, rtol=0)
