@@ -3,7 +3,7 @@
 #   make test  [ARGS="-k codecs"]                 set up .venv, then run the tests
 #   make check                                    set up .venv, then run ruff and mypy
 #   make sanitize [ARGS="45 7"]                   fuzz the C++ kernels under AddressSanitizer and UBSan (seconds, seed)
-#   make bench [ARGS="--only 100mbit"]            measure on emulated links (root, iproute2), make docs/benchmarks.md's tables
+#   make bench [ARGS="--only 100mbit"]            measure on emulated links (root, iproute2), make the tables of the docs
 #   make clean                                    remove .venv and caches (never runs/)
 # PYTHON=/path/to/python picks the interpreter; TORCH=... another requirement than the pinned one.
 
@@ -21,6 +21,9 @@ train: setup
 	@.venv/bin/dlion train $(ARGS)
 
 test: setup
+	@cmp -s requirements/hf.txt .venv/hf.txt || { \
+		.venv/bin/python -m pip install --quiet -r requirements/hf.txt && cp requirements/hf.txt .venv/hf.txt; } || { \
+		echo "make: the tests of the recipes need requirements/hf.txt, and pip failed: see above" >&2; exit 1; }
 	@.venv/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # All three have their say, even when the first finds fault.
@@ -38,6 +41,7 @@ sanitize: setup
 # Status 77: skipped, with a line that says what is missing. That is no failure.
 bench: setup
 	@.venv/bin/python bench/network.py --docs docs/benchmarks.md $(ARGS) || [ $$? -eq 77 ]
+	@.venv/bin/python bench/plan_table.py --docs docs/plan.md
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -82,6 +82,10 @@ EXPERIMENTS = (
     # A step of DDP takes 25 s here, and so does each copy of the model at the start: one run, one bucket size, and as
     # few rounds as `dlion bench` takes.
     steps("10mbit", "10 Mbit/s", "10mbit", f"--bucket-cap-mb 25 --seconds 60 {FEW}", runs=1, seconds=600.0),
+    # For the plan, whose model must hold for other numbers of workers too.
+    steps("loopback-2", "loopback, 2 workers", "loopback", "--seconds 20", workers=2),
+    steps("1gbit-2", "1 Gbit/s, 2 workers", "1gbit", "--seconds 25", workers=2),
+    steps("100mbit-2", "100 Mbit/s, 2 workers", "100mbit", "--seconds 60", workers=2, seconds=240.0),
 )
 
 

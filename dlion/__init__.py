@@ -11,12 +11,21 @@ __version__ = "0.1.0"
 _HOME = {
     "Distributed": "dlion.optim",
     "DistributedLion": "dlion.lion",
+    "Simulation": "dlion.simulate",
     "Stats": "dlion.stats",
     "local_gradients": "dlion.integrations.ddp",
     "synchronize_buffers": "dlion.integrations.ddp",
 }
 
-__all__ = ["Distributed", "DistributedLion", "Stats", "__version__", "local_gradients", "synchronize_buffers"]
+__all__ = [
+    "Distributed",
+    "DistributedLion",
+    "Simulation",
+    "Stats",
+    "__version__",
+    "local_gradients",
+    "synchronize_buffers",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -72,6 +72,15 @@ def explain_hyper_parameters(reports: list[Report]) -> str:
     return said or "the workers' rows carry different buckets or versions: use the same version of dlion everywhere"
 
 
+def explain_not_finite(found: Sequence[str | None], t: int) -> str:
+    """One sentence naming the parameters, one of each rank where there is one, whose gradients are not finite."""
+    where = [f"{name} on rank {rank}" for rank, name in enumerate(found) if name]
+    return (
+        f"the gradient is not finite in {', '.join(where)} at step t={t} and nonfinite='raise'; no parameter was "
+        "written: lower the learning rate, clip, or use nonfinite='abstain'"
+    )
+
+
 def explain_parameters(checksums: Sequence[int]) -> str:
     """One sentence naming the ranks whose parameters are not the common ones."""
     different, common = _apart(checksums)

@@ -21,7 +21,9 @@ except ModuleNotFoundError:
 from dlion.train.bench.settings import BenchConfig  # noqa: E402
 from dlion.train.compare.settings import CompareConfig, study_of  # noqa: E402
 from dlion.train.compare.study import read_study  # noqa: E402
-from dlion.train.config import TrainConfig, given_in, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
+from dlion.train.config import INSTEAD, TrainConfig, given_in, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
+from dlion.train.few_shot.settings import FewShotConfig  # noqa: E402
+from dlion.train.plan.settings import PlanConfig  # noqa: E402
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -48,9 +50,10 @@ def from_files(app: App, commands: tuple[str, ...], arguments: Any) -> None:
     for key in values:
         if key.replace("_", "-") not in flags:
             raise unknown_name("configuration key", key, sorted(flags))
-    for one, other in (("steps", "epochs"), ("epochs", "steps")):
-        if f"--{one}" in given:
-            values.pop(other, None)
+    for one, other in INSTEAD.items():
+        for mine, theirs in ((one, other), (other, one)):
+            if f"--{mine}" in given:
+                values = {key: value for key, value in values.items() if key.replace("_", "-") != theirs}
     Dict(values, source=str(path), use_commands_as_keys=False)(app, commands, arguments)
 
 
@@ -177,6 +180,49 @@ def _train_flags(words: Sequence[str]) -> dict[str, Any]:
     if strange:
         raise ValueError(f"--{strange[0]} cannot be given to runs of a comparison: leave it out.")
     return given_in(bound.arguments.get("settings", TrainConfig()))
+
+
+@app.command(name="few-shot")
+def few_shot(
+    model: Path,
+    settings: Annotated[FewShotConfig, Parameter(name="*")] = FewShotConfig(),  # noqa: B008 (frozen)
+    *,
+    out: Path | None = None,
+) -> int:
+    """Ask a language model the seven tasks of the paper's Table 3, through the LM Evaluation Harness.
+
+    Needs pip install "dlion[few-shot]". Writes few-shot.json.
+
+    Parameters
+    ----------
+    model
+        Folder of a run (its model after the last step counts), or of a model of transformers.
+    out
+        File for the results: few-shot.json in the folder of the run, or here, unless given.
+    """
+    from dlion.train.few_shot.command import run
+
+    return run(model, settings, out)
+
+
+@app.command
+def plan(
+    settings: Annotated[PlanConfig, Parameter(name="*")] = PlanConfig(),  # noqa: B008 (frozen)
+    *,
+    out: Path | None = None,
+) -> int:
+    """Predict seconds and bytes of a step for every method on a cluster: dlion, DDP, PowerSGD and sparse methods.
+
+    By a model of latencies and bandwidths (docs/plan.md), from figures that you give; it measures nothing.
+
+    Parameters
+    ----------
+    out
+        Folder for plan.json and index.html, with drawings; without it nothing is written.
+    """
+    from dlion.train.plan.command import run
+
+    return run(settings, out)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -94,7 +94,7 @@ class Exchange:
     def bind(self, param_groups: list[dict[str, Any]], state: Any) -> None:
         """Take up these parameters and this state; the layout that others know stays as agreed."""
         self.param_groups = param_groups
-        self.layout = Layout.of(param_groups, self._bucket_elements(), self.wire.up.align)
+        self.layout = Layout.of(param_groups, self.wire.bucket_elements(self.options.bucket_bytes), self.wire.up.align)
         # backward makes the gradients of the last layers first
         self.order = self.layout.buckets[::-1] if self.options.overlap else self.layout.buckets
         self.replica = Replica(param_groups, state)
@@ -225,11 +225,6 @@ class Exchange:
     def _fingerprint(self, param_groups: list[dict[str, Any]]) -> int:
         return agreement.layout_fingerprint(param_groups, self.options.agreed(self.workers))
 
-    def _bucket_elements(self) -> int:
-        if self.wire.up.align == 1:
-            return self.options.bucket_bytes * 8 // self.wire.up.bits
-        return self.options.bucket_bytes * 8
-
     def _send(self, bucket: Bucket, planes: Tensor, status: Status) -> None:
         own = BallotHeader(status, bucket.number & 0xFFFF, self.t & NOBODY, self.fingerprint & NOBODY, self._hyper)
         device = self.voting.ballots.device if self.voting else planes.device
@@ -263,11 +258,7 @@ class Exchange:
         else:
             reports = self._reports(self.voting.ballots, own)
         if status == Status.RAISE:
-            where = [f"{r['not_finite']} on rank {k}" for k, r in enumerate(reports) if r["not_finite"]]
-            raise NonFiniteGradientError(
-                f"the gradient is not finite in {', '.join(where)} at step t={self.t} and nonfinite='raise'; no "
-                "parameter was written: lower the learning rate, clip, or use nonfinite='abstain'"
-            )
+            raise NonFiniteGradientError(agreement.explain_not_finite([r["not_finite"] for r in reports], self.t))
         if status == Status.HYPERPARAMETERS_DIFFER:
             raise AgreementError(agreement.explain_hyper_parameters(reports))
         changed = [rank for rank, said in enumerate(reports) if said["status"] == Status.LAYOUT_CHANGED]

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from dlion.channel import Call
 from dlion.header import Status
 from dlion.layout import Bucket
+from dlion.lines import Awaited
 from dlion.phases import Phases
 from dlion.topology import Consultation
 
@@ -20,7 +20,7 @@ class UnderWay:
     bucket: Bucket
     status: Status
     consultation: Consultation
-    call: Call[Any] | None = None
+    call: Awaited[Any] | None = None
     calls: int = 0
     result: tuple[Tensor, Tensor] | None = None
 

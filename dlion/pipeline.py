@@ -35,6 +35,10 @@ class Wire:
     down: Decoder
     replicate: Replicate = when_small
 
+    def bucket_elements(self, bucket_bytes: int) -> int:
+        """How many elements travel together: a byte is eight votes, or a part of a full-precision number."""
+        return bucket_bytes * 8 // (self.up.bits if self.up.align == 1 else 1)
+
 
 class Steps(Protocol):
     """What the optimizer asks of an implementation."""

@@ -6,13 +6,14 @@ long ones, in the same order, whatever its gradients are.
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from dlion.channel import Channel, nbytes
 from dlion.layout import from_shards, into_shards
+from dlion.lines import Awaited, Line
 from dlion.phases import Phases
 from dlion.stats import Stats
 from dlion.tallies import in_rank_order
@@ -79,20 +80,35 @@ class Survey:
         return [self._answer(question) for question in self._asked]
 
     def _answer(self, question: Question) -> Tensor:
-        channel, values = self._channel, question.values
-        if channel is None:
+        values = question.values
+        if self._channel is None:
             return values.clone()
-        mine = values.to(channel.device)
-        if channel.size == 2 or values.numel() <= GATHERED:
-            self._stats.moved(*[(channel.size - 1) * nbytes(mine)] * 2)
-            answer = together(question.how, channel.all_gather(mine).wait())
-        else:
-            rows = into_shards(mine[:0], mine[None], channel.size)
-            self._stats.moved(*[(channel.size - 1) * nbytes(rows[0])] * 2)
-            shard = together(question.how, channel.all_to_all(rows).wait())
-            self._stats.moved(*[(channel.size - 1) * nbytes(shard)] * 2)
-            answer = from_shards(channel.all_gather(shard).wait(), 1, values.numel())[0]
-        return answer.to(values.device)
+        consultation = ask(Question(question.how, values.to(self._channel.device)), self._channel, self._stats)
+        while True:
+            try:
+                next(consultation).wait()
+            except StopIteration as end:
+                answer: Tensor = end.value
+                return answer.to(values.device)
+
+
+def ask(question: Question, line: Line, stats: Stats) -> Generator[Awaited[Any], None, Tensor]:
+    """Put one question to all workers: yields each call that it needs to be over, and returns the answer."""
+    mine = question.values
+    if line.size == 2 or mine.numel() <= GATHERED:
+        stats.moved(*[(line.size - 1) * nbytes(mine)] * 2)
+        call = line.all_gather(mine)
+        yield call
+        return together(question.how, call.result)
+    rows = into_shards(mine[:0], mine[None], line.size)
+    stats.moved(*[(line.size - 1) * nbytes(rows[0])] * 2)
+    call = line.all_to_all(rows)
+    yield call
+    shard = together(question.how, call.result)
+    stats.moved(*[(line.size - 1) * nbytes(shard)] * 2)
+    call = line.all_gather(shard)
+    yield call
+    return from_shards(call.result, 1, mine.numel())[0]
 
 
 def _blank(question: Question) -> Question:

@@ -15,17 +15,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dlion.channel import Call, nbytes
+from dlion.channel import nbytes
 from dlion.header import NBYTES
 from dlion.layout import from_shards, into_shards
+from dlion.lines import Awaited, Lines
 from dlion.stats import Stats
-from dlion.voting import Voting
 
 TOPOLOGIES = ("auto", "sharded", "replicated", "server")
 
 REPLICATED_WORDS = 1024  # up to here one call with all ballots is quicker than two with shards
 
-Consultation = Generator[Call[Any], None, tuple[Tensor, Tensor]]
+Consultation = Generator[Awaited[Any], None, tuple[Tensor, Tensor]]
 
 Replicate = Callable[[int, int], bool]  # (workers, words of the layout) -> whether "auto" replicates ballots
 
@@ -95,7 +95,7 @@ class Solo:
 class Sharded:
     """All-to-all of ballots, all-gather of verdicts: every worker is the server of one shard."""
 
-    voting: Voting
+    voting: Lines
     stats: Stats
 
     @property
@@ -124,7 +124,7 @@ class Sharded:
 class Replicated:
     """All-gather of ballots: everybody counts everything. One call, but traffic grows with the number of workers."""
 
-    voting: Voting
+    voting: Lines
     stats: Stats
     shards = 1
 
@@ -146,7 +146,7 @@ class Server:
     The answer leaves rank 0 once for each worker, directly, so that its load is the drawing's too.
     """
 
-    voting: Voting
+    voting: Lines
     stats: Stats
     shards = 1
 
@@ -173,7 +173,7 @@ class Server:
         return _verdict(call.result[None], tally, length)
 
 
-def choose_topology(name: str, voting: Voting | None, stats: Stats, words: int, replicate: Replicate) -> Topology:
+def choose_topology(name: str, voting: Lines | None, stats: Stats, words: int, replicate: Replicate) -> Topology:
     """The topology of this name; "auto" replicates ballots where `replicate` says so, else shards them.
 
     Args:

@@ -37,6 +37,9 @@ PRIVATE_TORCH: dict[str, dict[str, str]] = {
 # file -> why it is better whole.
 LONG_FILES: dict[str, str] = {}
 
+# file -> the extra that it needs beside `train`; only commands that need it import the file.
+OPTIONAL: dict[str, str] = {"dlion/train/few_shot/answering.py": "few-shot"}
+
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50  # without the docstring
 
@@ -115,9 +118,10 @@ def the_application_declares_what_it_needs(source: Source) -> Iterator[str]:
         return
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     modules = {"pillow": "PIL"}
+    extras = ["train", *(extra for place, extra in OPTIONAL.items() if source.path == place)]
     declared = [
         name.partition(">")[0].partition("=")[0].strip()
-        for name in [*project["dependencies"], *project["optional-dependencies"]["train"]]
+        for name in [*project["dependencies"], *(n for e in extras for n in project["optional-dependencies"][e])]
     ]
     allowed = sys.stdlib_module_names | {"dlion"} | {modules.get(name, name.replace("-", "_")) for name in declared}
     for node, _, dotted in source.imports:

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import quality
+import result_tables
 
 from dlion.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMPARING = (ROOT / "docs/compare.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RUN = "runs/fashion-mnist-dlion-mavo-n4-s0"
 
@@ -26,7 +27,7 @@ def python_blocks(text: str) -> tuple[list[str], list[str]]:
 def dlion_commands(text: str) -> list[str]:
     """The arguments of every `dlion ...`: lines of their own, inside backticks, and after `-m`."""
     lines = re.findall(r"^ {4}(?:torchrun .* -m )?dlion (.+)$", text, re.MULTILINE)
-    return lines + re.findall(r"`dlion ((?:train|eval|bench)[^`]*)`", text)
+    return lines + re.findall(r"`dlion ((?:train|eval|bench|compare)[^`]*)`", text)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def test_the_other_python_runs_as_written(trained: Path) -> None:
 
 
 def test_every_command_parses(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = dlion_commands(README) + dlion_commands(GUIDE)
+    commands = [command for text in (README, GUIDE, COMPARING) for command in dlion_commands(text)]
     assert any(RUN in command for command in commands) and len(commands) > 6
     monkeypatch.chdir(trained)
     for command in commands:
@@ -101,13 +102,11 @@ def test_a_flag_that_does_not_exist_is_found() -> None:
         parse(command)
 
 
-def test_every_run_of_the_quality_script_parses() -> None:
-    settings = quality.Settings("text", 300, 4, ("--clip-norm", "1"))
-    command = quality.train_command(settings, quality.Cell("g-lion", 3e-4, 2), Path("out"))
-    assert command[1:3] == ["-m", "dlion"]
-    parse(shlex.join(command[3:]))
-    for arguments in re.findall(r"python bench/quality\.py ([^`\n]+)", README):
-        quality.parse(shlex.split(arguments))
+def test_tables_of_comparisons_are_those_of_their_folders() -> None:
+    names = result_tables.MARK.findall(README)
+    assert names == ["quality-fashion-mnist", "quality-text"]
+    for name in names:
+        assert f"<!-- compare:begin {name} -->\n{result_tables.table_of(name)}\n<!-- compare:end" in README
 
 
 def test_every_make_target_exists() -> None:

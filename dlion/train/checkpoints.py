@@ -22,10 +22,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-import dlion
-from dlion.channel import Channel
 from dlion.train.config import to_flags
 from dlion.train.runs import Record, RunFolder, draft_of, finite, write_whole
+from dlion.train.workers import State, Workers
 
 KEPT = 2
 MODELS = ("model.safetensors", "best.safetensors")
@@ -76,27 +75,27 @@ def load_weights(model: nn.Module, path: Path) -> None:
         raise ValueError(f"{path} is missing, damaged or holds another model ({reason}).") from None
 
 
-def save(
-    folder: RunFolder, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, channel: Channel
-) -> None:
-    """Write a checkpoint together with all other workers.
+def weights_of(start: Path) -> Path:
+    """The file of parameters that `--init-from` names: itself, or the best model in the folder of a run."""
+    return start / "model.safetensors" if start.is_dir() else start
+
+
+def save(folder: RunFolder, workers: Workers, progress: Progress) -> None:
+    """Write a checkpoint together with the workers of other processes.
 
     Raises:
         RuntimeError: the workers do not share this folder.
     """
     final = folder.checkpoints / f"step-{progress.step:08d}"
     draft = folder.checkpoints / f".{final.name}.tmp"
-    if channel.rank == 0:
+    if 0 in workers.here:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-    channel.barrier()
-    own = draft / f"rank-{channel.rank}.pt"
-    torch.save(_own_state(model, optimizer), own)
-    _sync(own)
-    written = channel.gather_json(_fingerprint(own))
-    if channel.rank == 0:
+    workers.barrier()
+    written = workers.gathered([_write_state(draft / f"rank-{rank}.pt", workers.state(rank)) for rank in workers.here])
+    if 0 in workers.here:
         files = {f"rank-{rank}.pt": fingerprint for rank, fingerprint in enumerate(written)}
-        save_weights(model, draft / "model.safetensors")
+        save_weights(workers.model, draft / "model.safetensors")
         _share(folder.best_model, draft / "best.safetensors")
         for name in MODELS:
             files[name] = _fingerprint(draft / name)
@@ -111,7 +110,14 @@ def save(
         _sync(folder.checkpoints)
         for old in _all(folder)[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
-    channel.barrier()
+    workers.barrier()
+
+
+def _write_state(path: Path, state: State) -> dict[str, Any]:
+    """Write one worker's own state; the fingerprint of the file."""
+    torch.save(state, path)
+    _sync(path)
+    return _fingerprint(path)
 
 
 def _what_run(folder: RunFolder) -> Record:
@@ -151,16 +157,12 @@ def latest(folder: RunFolder, workers: int) -> Checkpoint:
     return Checkpoint(path, progress)
 
 
-def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> None:
-    """Put one worker back where it was when the checkpoint was written."""
-    load_weights(model, checkpoint.path / "model.safetensors")
-    own = torch.load(checkpoint.path / f"rank-{rank}.pt", map_location="cpu", weights_only=True)
-    buffers = dict(model.named_buffers())
-    with torch.no_grad():
-        for name, value in own["buffers"].items():
-            buffers[name].copy_(value)
-    optimizer.load_state_dict(own["optimizer"])
-    _stats(optimizer).load_state_dict(own["stats"])
+def restore(checkpoint: Checkpoint, workers: Workers) -> None:
+    """Put the workers of this process back where they were when the checkpoint was written."""
+    load_weights(workers.model, checkpoint.path / "model.safetensors")
+    for rank in workers.here:
+        state = torch.load(checkpoint.path / f"rank-{rank}.pt", map_location="cpu", weights_only=True)
+        workers.restore(rank, state)
 
 
 def rewind(folder: RunFolder, checkpoint: Checkpoint) -> None:
@@ -185,19 +187,6 @@ def _progress(told: dict[str, Any]) -> Progress:
     if not all(isinstance(number, (int, float)) for number in numbers):
         raise ValueError(f"its seconds are {numbers}")
     return progress
-
-
-def _own_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return {
-        "optimizer": optimizer.state_dict(),
-        "stats": _stats(optimizer).state_dict(),
-        "buffers": {name: buffer.cpu() for name, buffer in model.named_buffers()},
-    }
-
-
-def _stats(optimizer: torch.optim.Optimizer) -> "dlion.Stats":
-    stats: dlion.Stats = optimizer.stats  # type: ignore[attr-defined]
-    return stats
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

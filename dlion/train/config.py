@@ -14,17 +14,24 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from cyclopts import Parameter
 
 from dlion.train.legal import require as require
+from dlion.train.method_flags import FIXED, MethodFlags
 from dlion.train.reading import Reading
 from dlion.train.shape import ModelShape
 
 DEFAULT_WORKERS = 4
 DEFAULT_STEPS = 300
+INSTEAD = {
+    "simulate": "workers",
+    "batch-sizes": "batch-size",
+    "steps": "epochs",
+}  # one stands in the place of the other
+COUNTS = "workers simulate steps epochs batch_size accumulate threads log_every eval_every save_every".split()
+DEFAULT_LR = 1e-3
 LION_BETAS = (0.9, 0.99)
-ADAMW_BETAS = (0.9, 0.999)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(ModelShape, Reading):
+class TrainConfig(ModelShape, Reading, MethodFlags):
     """One run. Each field is a flag of `dlion train` and a key of its TOML file (batch_size: batch-size).
 
     Raises:
@@ -39,6 +46,8 @@ class TrainConfig(ModelShape, Reading):
     """How the workers agree: dlion-mavo, dlion-avg, g-lion or g-adamw."""
     workers: int | None = None
     """Workers, each with its own data stream: 4 unless a launcher such as torchrun says otherwise."""
+    simulate: int | None = None
+    """Instead of --workers: so many simulated ones, one after another in this process, with the same results."""
     steps: int | None = None
     """Optimizer steps in all: 300 unless --steps or --epochs is given."""
     epochs: int | None = None
@@ -47,14 +56,16 @@ class TrainConfig(ModelShape, Reading):
     """--shared-epochs counts an epoch when all workers together have seen as many samples as there are."""
     batch_size: int = 32
     """Samples per worker and micro-batch."""
+    batch_sizes: Annotated[tuple[int, ...] | None, Parameter(negative="", consume_multiple=True)] = None
+    """Instead of --batch-size: one for each worker, in rank order."""
     accumulate: int = 1
     """Micro-batches whose gradients are averaged locally before each step."""
     lr: float | None = None
-    """Learning rate: 1e-3 for the Lion methods and for g-adamw unless given."""
+    """Learning rate: 1e-3 unless given, and the method's own where that is far from what it needs."""
     weight_decay: float = 0.0
     """Decoupled weight decay: every step multiplies the parameters by 1 - lr * weight_decay."""
     betas: Annotated[tuple[float, float] | None, Parameter(negative="")] = None
-    """Decay rates: 0.9 0.99 (g-adamw: 0.9 0.999) unless given."""
+    """Decay rates of the Lion methods (0.9 0.99 unless given) and of g-adamw (0.9 0.999)."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """Learning rate after the warm-up; cosine and linear end near 0 at the last step, so lengthening such a run
     with --resume changes the rates of the steps to come, and it differs from a run planned longer."""
@@ -66,10 +77,14 @@ class TrainConfig(ModelShape, Reading):
     """--overlap sends ballots while backward still runs; the results are the same."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA when every worker of this machine can have its own GPU, otherwise the CPU."""
+    threads: int | None = None
+    """CPU threads of each worker: OMP_NUM_THREADS, or its share of the cores, unless given. Results depend on it."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 runs forward and backward under autocast; parameters stay fp32."""
     seed: int = 0
     """Initial weights, order of the data, augmentation and dropout are functions of it."""
+    init_from: str | None = None
+    """Start from the parameters of a run's folder (its best model), or of a file of safetensors."""
     data: str | None = None
     """File or folder with the data, when it is not where the task looks by itself."""
     iid: bool = True
@@ -84,9 +99,11 @@ class TrainConfig(ModelShape, Reading):
     def __post_init__(self) -> None:
         self.check_shape()
         self.check_reading()
-        for flag in ("workers", "steps", "epochs", "batch_size", "accumulate", "log_every", "eval_every", "save_every"):
+        for flag in COUNTS:
             value = getattr(self, flag)
             require(value is None or value >= 1, flag, value, "at least 1")
+        for size in self.batch_sizes or ():
+            require(size >= 1, "batch_sizes", size, "at least 1 each")
         require(self.lr is None or _positive(self.lr), "lr", self.lr, "a finite number above 0")
         require(
             math.isfinite(self.weight_decay) and self.weight_decay >= 0.0,
@@ -102,6 +119,13 @@ class TrainConfig(ModelShape, Reading):
         require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more")
         require(0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2^63 - 1")
         require(_is_text(self.data), "data", ascii(self.data), "a path in valid UTF-8")
+        require(_is_text(self.init_from), "init_from", ascii(self.init_from), "a path in valid UTF-8")
+        if self.ties == FIXED and self.simulate is None:
+            raise ValueError("--ties fixed is a rule for ablations, which only --simulate has: choose another one.")
+        if self.overlap and self.simulate is not None:
+            raise ValueError(
+                "--overlap and --simulate contradict each other: simulated workers have no network to hide."
+            )
         if self.overlap and self.clip_norm is not None:
             raise ValueError(
                 "--overlap and --clip-norm contradict each other: gradients have voted before they could be clipped."
@@ -124,17 +148,35 @@ class Settled(TrainConfig):
     workers: int
     steps: int
     lr: float
-    betas: tuple[float, float]
+    betas: tuple[float, float] | None
+
+    def batch_of(self, rank: int) -> int:
+        """Samples of a worker in each micro-batch."""
+        return self.batch_sizes[rank] if self.batch_sizes else self.batch_size
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of all workers in a step."""
+        return sum(map(self.batch_of, range(self.workers))) * self.accumulate
 
 
-def settle(config: TrainConfig, *, model: str, workers: int, steps_per_epoch: int) -> Settled:
-    """Fill in what the user left open, from the method and from what the task and the launcher say."""
+def settle(
+    config: TrainConfig,
+    *,
+    model: str,
+    workers: int,
+    steps_per_epoch: int,
+    lr: float = DEFAULT_LR,
+    betas: tuple[float, float] | None = LION_BETAS,
+) -> Settled:
+    """Fill in what the user left open, from the method (`lr`, `betas`) and from what task and launcher say."""
     steps = config.epochs * steps_per_epoch if config.epochs else config.steps or DEFAULT_STEPS
     given = asdict(config) | {"model": model, "workers": workers, "steps": steps, "epochs": None}
-    given["lr"] = config.lr or 1e-3
-    given["betas"] = config.betas or (ADAMW_BETAS if config.method == "g-adamw" else LION_BETAS)
-    if config.data is not None and Path(config.data).exists():
-        given["data"] = str(Path(config.data).resolve())
+    given["lr"] = config.lr or lr
+    given["betas"] = config.betas or betas
+    for name in ("data", "init_from"):
+        if given[name] is not None and Path(given[name]).exists():
+            given[name] = str(Path(given[name]).resolve())
     return Settled(**given)
 
 
@@ -155,11 +197,13 @@ def learning_rate(config: Settled, step: int) -> float:
 
 def to_flags(config: TrainConfig) -> dict[str, Any]:
     """The fields that are set, under the names of their flags: what is written to `config.toml`."""
-    return {
+    flags = {
         name.replace("_", "-"): list(value) if isinstance(value, tuple) else value
         for name, value in asdict(config).items()
         if value is not None
     }
+    replaced = {other for flag, other in INSTEAD.items() if flag in flags}
+    return {flag: value for flag, value in flags.items() if flag not in replaced}
 
 
 def given_in(config: TrainConfig) -> dict[str, Any]:
@@ -174,7 +218,7 @@ def from_flags(flags: Mapping[str, Any]) -> Settled:
     Raises:
         ValueError: a flag is missing, unknown, or has a value of another type or out of range.
     """
-    return Settled(**_fields(Settled, flags))
+    return Settled(**_fields(Settled, {"workers": flags.get("simulate"), **flags}))
 
 
 def asked_by(flags: Mapping[str, Any]) -> TrainConfig:
@@ -206,6 +250,8 @@ def _is_a(value: object, kind: Any) -> bool:
         return value in get_args(kind)
     if get_origin(kind) is tuple:
         members = get_args(kind)
+        if members[1:] == (...,):
+            return isinstance(value, tuple) and all(_is_a(each, members[0]) for each in value)
         return isinstance(value, tuple) and len(value) == len(members) and all(map(_is_a, value, members))
     if get_args(kind):
         return any(_is_a(value, one) for one in get_args(kind))

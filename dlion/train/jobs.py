@@ -10,13 +10,16 @@ from typing import Any
 import torch
 
 from dlion.methods import METHODS
+from dlion.ops import reference
+from dlion.simulate import Simulation
 from dlion.train import checkpoints
 from dlion.train.checkpoints import Checkpoint, Progress
-from dlion.train.config import Settled, TrainConfig, from_flags, settle, to_flags, unknown_name
+from dlion.train.config import DEFAULT_LR, Settled, TrainConfig, from_flags, settle, to_flags, unknown_name
 from dlion.train.models import build_model
 from dlion.train.reading import AS_USUAL, Reading, reading_of
 from dlion.train.runs import RunFolder, differences
 from dlion.train.tasks import Task, load_task
+from dlion.train.workers import choices
 
 
 @dataclass(frozen=True)
@@ -76,25 +79,45 @@ def check(config: TrainConfig, workers: int) -> Settled:
     task = task_of(config)
     with torch.device("meta"):  # whether it fits is seen without its memory
         build_model(config.model, task, config)
+    sizes = _batch_sizes(config, workers)
     task.batch(seed=config.seed, rank=workers - 1, workers=workers, step=0, size=1, iid=config.iid)
-    return settle(
+    defaults = METHODS[config.method].rule(reference, "nearest", None).defaults()
+    settled = settle(
         config,
         model=config.model or task.default_model,
         workers=workers,
-        steps_per_epoch=steps_per_epoch(config, workers, task.info.train_size),
+        steps_per_epoch=steps_per_epoch(config, sizes, task.info.train_size),
+        lr=max(DEFAULT_LR, defaults["lr"]),
+        betas=defaults.get("betas"),
     )
+    parameter = torch.nn.Parameter(torch.zeros(1))  # what the method allows is found out before a worker starts
+    Simulation(torch.nn.ParameterList([parameter]), workers=workers, **choices(settled))
+    return settled
 
 
-def steps_per_epoch(config: TrainConfig, workers: int, train_size: int) -> int:
-    """Steps in which each worker (with shared epochs: all together) sees `train_size` samples.
+def _batch_sizes(config: TrainConfig, workers: int) -> tuple[int, ...]:
+    """Of each worker; unequal ones take as long for an epoch as their mean would."""
+    sizes = config.batch_sizes or (config.batch_size,) * workers
+    if len(sizes) != workers:
+        raise ValueError(
+            f"--batch-sizes gives {len(sizes)} sizes for {workers} workers: give one for each, or --batch-size for all."
+        )
+    return sizes
+
+
+def steps_per_epoch(config: TrainConfig, batch_sizes: tuple[int, ...], train_size: int) -> int:
+    """Steps in which the workers see `train_size` samples each, on average; with shared epochs all together.
+
+    Args:
+        batch_sizes: of each worker.
 
     Raises:
         ValueError: epochs are asked for and the size is not known, as of a stream.
     """
     if config.epochs is not None and train_size == 0:
         raise ValueError(f"--epochs {config.epochs} needs data whose size is known: give --steps for a stream.")
-    together = workers if config.shared_epochs else 1
-    return ceil(train_size / (config.batch_size * config.accumulate * together))
+    times = 1 if config.shared_epochs else len(batch_sizes)
+    return ceil(train_size * times / (sum(batch_sizes) * config.accumulate))
 
 
 def open_run(config: Settled, place: Place) -> Job | None:
@@ -107,6 +130,9 @@ def open_run(config: Settled, place: Place) -> Job | None:
         ValueError: the folder holds a different run, a damaged checkpoint or no run, or another command trains in it.
     """
     if place.resume is None:
+        if config.init_from is not None:  # damage is found before there is a folder
+            start = checkpoints.weights_of(Path(config.init_from))
+            checkpoints.load_weights(build_model(config.model, task_of(config), config), start)
         return Job(config, RunFolder.create(place.out, place.name, config))
     folder = RunFolder.existing(place.resume)
     stored = folder.read_config()

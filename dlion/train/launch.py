@@ -1,4 +1,5 @@
-"""From a configuration to running workers: the local ranks that dlion starts itself, or the ranks it finds itself in.
+"""From a configuration to running workers: the local ranks that dlion starts itself, the ranks it finds itself in, or
+workers simulated in this process.
 
 A user's mistake is found here, before a worker starts and before a file is written. Signals become one step at
 which all ranks stop (local_ranks.py, found_ranks.py).
@@ -13,10 +14,12 @@ import torch
 from dlion.channel import Channel
 from dlion.train import loop
 from dlion.train.config import DEFAULT_WORKERS, TrainConfig, from_flags, to_flags
+from dlion.train.failure import Failure
 from dlion.train.found_ranks import is_found, outcomes, run_as_found_rank
 from dlion.train.jobs import Job, Place, check, open_run
-from dlion.train.local_ranks import Failure, local_ranks
+from dlion.train.local_ranks import local_ranks
 from dlion.train.ranks import Ranks, choose_device
+from dlion.train.simulated import Simulated
 
 
 def run(config: TrainConfig, place: Place) -> int:
@@ -27,6 +30,12 @@ def run(config: TrainConfig, place: Place) -> int:
     Raises:
         ValueError: a mistake of the user, in one sentence; nothing was written.
     """
+    if config.simulate is not None:
+        if config.workers is not None:
+            raise ValueError(
+                f"--workers {config.workers} and --simulate {config.simulate} contradict each other: give one of them."
+            )
+        return _with_simulated(config, config.simulate, place)
     if is_found():
         return run_as_found_rank(config.workers, config.device, partial(_train_among_found, config, place))
     return _with_own_ranks(config, place)
@@ -45,10 +54,31 @@ def _with_own_ranks(config: TrainConfig, place: Place) -> int:
             failure = ranks.run(partial(loop.train, job))
         finally:
             job.folder.release()
-    if failure is not None:
-        print(f"dlion: {_blame(failure, job)}", file=sys.stderr)
-        return 1
-    return ranks.status
+    return _status(failure, job, ranks.status)
+
+
+def _with_simulated(config: TrainConfig, workers: int, place: Place) -> int:
+    if is_found():
+        raise ValueError("--simulate runs all workers in one process: start it without torchrun or another launcher.")
+    torch.set_num_threads(1)
+    device = choose_device(config.device, local_workers=1)
+    settled = check(config, workers)
+    job = open_run(settled, place)
+    if job is None:
+        return 0
+    here = Simulated(workers, torch.device(device))
+    try:
+        failure = here.run(partial(loop.train, job))
+    finally:
+        job.folder.release()
+    return _status(failure, job, here.status)
+
+
+def _status(failure: Failure | None, job: Job, otherwise: int) -> int:
+    if failure is None:
+        return otherwise
+    print(f"dlion: {_blame(failure, job)}", file=sys.stderr)
+    return 1
 
 
 def _train_among_found(config: TrainConfig, place: Place, ranks: Ranks) -> None:
@@ -70,9 +100,9 @@ def _agree_on_run(config: TrainConfig, place: Place, channel: Channel) -> Job | 
 
 
 def _blame(failure: Failure, job: Job) -> str:
-    """One sentence about the rank that failed; what it wrote to stderr goes to the run's failure.log."""
+    """One sentence about who failed; all that was said of it goes to the run's failure.log."""
     more = failure.keep(job.folder.failure_log)
     saved = (
         f"; go on with: dlion train --resume {job.folder.path}" if any(job.folder.checkpoints.glob("step-*")) else ""
     )
-    return f"rank {failure.rank} failed: {failure.cause} ({more}){saved}"
+    return f"{failure.who} failed: {failure.cause} ({more}){saved}"

@@ -19,30 +19,12 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from dlion.train.ranks import BLAME_SECONDS, Ranks, handle_signals, join, one_line, only_lost_contact
+from dlion.train.failure import Failure
+from dlion.train.ranks import BLAME_SECONDS, REPEAT_SECONDS, Ranks, handle_signals, join, one_line, only_lost_contact
 
 LOOPBACK = "127.0.0.1"
-REPEAT_SECONDS = 1.0
 SHUTDOWN_SECONDS = 5
 AT_ONCE = -1  # in the place of a signal's number: ranks shall end without another step
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The rank that failed first, why (without a full stop), and what it wrote to standard error."""
-
-    rank: int
-    cause: str
-    details: str
-
-    def keep(self, log: Path) -> str:
-        """Write everything to `log`; where to find it, for readers."""
-        text = f"rank {self.rank}: {self.cause}\n\n{self.details}"
-        try:
-            log.write_text(text, encoding="utf-8", errors="backslashreplace")
-        except OSError as problem:  # the folder is gone or its disk full: often the reason itself
-            return f"{log} could not be written: {problem.strerror}"
-        return f"more in {log}"
 
 
 @dataclass(frozen=True)
@@ -177,4 +159,4 @@ def _blame(error: ChildFailedError, logs: Path) -> Failure:
         cause = f"it was ended by {failure.signal_name()}"
     else:
         cause = f"it exited with status {failure.exitcode}"
-    return Failure(rank, cause.rstrip("."), details)
+    return Failure(f"rank {rank}", cause.rstrip("."), details)

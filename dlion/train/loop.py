@@ -1,10 +1,11 @@
-"""The training loop, from top to bottom: what one worker does."""
+"""The training loop, from top to bottom, for the workers that compute here: one of many, or all of them."""
 
 import hashlib
 import math
 import platform
 import time
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,130 +17,128 @@ from dlion.train.config import Settled, learning_rate
 from dlion.train.jobs import Job, task_of
 from dlion.train.models import build_model
 from dlion.train.progress import Display, display, results
-from dlion.train.ranks import Ranks
 from dlion.train.report import write_report
 from dlion.train.runs import Record
 from dlion.train.tasks import Task
+from dlion.train.workers import Place, Workers
 
 
-def train(job: Job, ranks: Ranks) -> None:
-    """Train one worker's replica to the last step, or to the step at which a signal stopped all of them.
+def train(job: Job, place: Place) -> None:
+    """Train to the last step, or to the step at which a signal stopped all workers.
 
-    A step is: learning rate, gradients of this worker's own batch, exchange and update. A record of step s and
+    A step is: learning rate, gradients of each worker's own batch, exchange and update. A record of step s and
     its evaluation are made when step s + 1 is about to begin, so that a checkpoint of step s holds a state
     that no evaluation has touched, and a run that is resumed from it repeats an uninterrupted one to the bit.
     """
-    config, channel, stop = job.config, ranks.channel, ranks.stop
-    torch.set_num_threads(ranks.threads)
+    config = job.config
     task = task_of(config)
-    torch.manual_seed(config.seed)
-    model = dlion.local_gradients(build_model(config.model, task, config).to(ranks.device))
-    hyper = (config.lr, config.betas, config.weight_decay)
-    optimizer = dlion.Distributed(model.named_parameters(), config.method, *hyper, overlap=config.overlap)
+    workers = _gather(job, place, task)
+    model, optimizer, leads = workers.model, workers.optimizer, 0 in workers.here
     progress = Progress()
     if job.checkpoint is not None:
         progress = job.checkpoint.progress
-        checkpoints.restore(job.checkpoint, model, optimizer, channel.rank)
-        if channel.rank == 0:
+        checkpoints.restore(job.checkpoint, workers)
+        if leads:
             checkpoints.rewind(job.folder, job.checkpoint)
             job.folder.write_config(config)
-        channel.barrier()
+        workers.barrier()
     spent_before = progress.seconds_total
-    screen = display(config.steps, channel.rank)
-    screen.say(*_opening(job, ranks, task, optimizer))
+    screen = display(config.steps, workers.here[0])
+    screen.say(*_opening(job, workers, task))
 
     while progress.step < config.steps:
         if _due(progress.step, config.log_every) or _due(progress.step, config.eval_every):
-            _record(job, ranks, task, model, optimizer, progress, screen)
+            _record(job, workers, task, progress, screen)
         started = time.perf_counter()
         progress.step += 1
-        loss = _gradients(config, ranks, task, model, optimizer, progress.step)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, progress.step)
+        losses = [_gradients(config, workers, task, rank, progress.step) for rank in workers.here]
         optimizer.step()
         if _due(progress.step, config.log_every) or progress.step == config.steps:
-            progress.loss = float(channel.sum_(loss.double()).wait()) / channel.size
+            progress.loss = math.fsum(workers.gathered([float(loss) for loss in losses])) / workers.size
         progress.seconds += time.perf_counter() - started
-        stopped = progress.step < config.steps and stop.reached(progress.step)
+        stopped = progress.step < config.steps and workers.stop.reached(progress.step)
         if stopped or _due(progress.step, config.save_every) or progress.step == config.steps:
             progress.seconds_total = spent_before + time.time() - job.started
-            checkpoints.save(job.folder, model, optimizer, progress, channel)
+            checkpoints.save(job.folder, workers, progress)
         if stopped:
             screen.close()
             screen.say(f"stopped after step {progress.step}; go on with: dlion train --resume {job.folder.path}")
             return
 
-    last = _record(job, ranks, task, model, optimizer, progress, screen, final=True)
-    if channel.rank == 0:
+    last = _record(job, workers, task, progress, screen, final=True)
+    if leads:
         checkpoints.save_weights(model, job.folder.last_model)
         progress.seconds_total = spent_before + time.time() - job.started
-        summary = _summary(config, ranks, task, model, optimizer, progress, last)
+        summary = _summary(config, workers, task, progress, last)
         job.folder.write_summary(summary)
         write_report(job.folder, config, summary)
         screen.close()
         screen.say(*results(job.folder, summary))
-    channel.barrier()
+    workers.barrier()
 
 
-def _opening(job: Job, ranks: Ranks, task: Task, optimizer: "dlion.Distributed") -> list[str]:
-    config, size = job.config, ranks.channel.size
-    workers = f"{size} worker{'s' if size > 1 else ''} on {ranks.device.type}"
-    threads = f"{ranks.threads} thread{'s' if ranks.threads > 1 else ''} each"
-    setting = f"{config.method} ({optimizer.kernels} kernels), {workers}, {threads}"
+def _gather(job: Job, place: Place, task: Task) -> Workers:
+    """The workers around a new model: random, a function of the seed, or the one to start from."""
+    config = job.config
+    torch.manual_seed(config.seed)
+    model = build_model(config.model, task, config)
+    if config.init_from is not None and job.checkpoint is None:
+        checkpoints.load_weights(model, checkpoints.weights_of(Path(config.init_from)))
+    workers = place.workers(config, model.to(place.device))
+    torch.set_num_threads(workers.threads)
+    return workers
+
+
+def _opening(job: Job, workers: Workers, task: Task) -> list[str]:
+    config, size = job.config, workers.size
+    kind = "simulated worker" if config.simulate else "worker"
+    who = f"{size} {kind}{'s' if size > 1 else ''} on {workers.device.type}"
+    threads = f"{workers.threads} thread{'s' if workers.threads > 1 else ''} each"
+    setting = f"{config.method} ({workers.optimizer.kernels} kernels), {who}, {threads}"
     resumed = [f"resumed after step {job.checkpoint.progress.step}"] if job.checkpoint else []
     return [f"{config.task} with {config.model}, {setting}: {job.folder.path}", task.info.note, *resumed]
 
 
-def _gradients(
-    config: Settled, ranks: Ranks, task: Task, model: nn.Module, optimizer: "dlion.Distributed", step: int
-) -> Tensor:
-    """Set the learning rate and this worker's gradients for one step: the mean over its micro-batches. Returns the mean
-    loss.
+def _gradients(config: Settled, workers: Workers, task: Task, rank: int, step: int) -> Tensor:
+    """Make one worker's gradients of a step: the mean over its micro-batches. Returns the mean loss.
 
     Everything random about a step (batch, augmentation, dropout) is a function of (seed, rank, step).
     """
-    channel = ranks.channel
-    torch.manual_seed(_seed_of(config.seed, channel.rank, step))
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(config, step)
-    model.zero_grad(set_to_none=True)
-    total = torch.zeros((), device=ranks.device)
-    for micro in range(config.accumulate):
-        inputs, targets = task.batch(
-            seed=config.seed,
-            rank=channel.rank,
-            workers=channel.size,
-            step=step * config.accumulate + micro,
-            size=config.batch_size,
-            iid=config.iid,
-        )
-        with _precision(config, ranks.device):
-            loss = task.loss(model, inputs.to(ranks.device), targets.to(ranks.device)) / config.accumulate
-        with optimizer.accumulate() if micro < config.accumulate - 1 else nullcontext():
-            torch.autograd.backward(loss)
-        total += loss.detach()
-    if config.clip_norm is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
+    torch.manual_seed(_seed_of(config.seed, rank, step))
+    model, device = workers.model, workers.device
+    total = torch.zeros((), device=device)
+    with workers.turn(rank):
+        for micro in range(config.accumulate):
+            inputs, targets = task.batch(
+                seed=config.seed,
+                rank=rank,
+                workers=workers.size,
+                step=step * config.accumulate + micro,
+                size=config.batch_of(rank),
+                iid=config.iid,
+            )
+            with _precision(config, device):
+                loss = task.loss(model, inputs.to(device), targets.to(device)) / config.accumulate
+            with workers.optimizer.accumulate() if micro < config.accumulate - 1 else nullcontext():
+                torch.autograd.backward(loss)
+            total += loss.detach()
+        if config.clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
     return total
 
 
-def _record(
-    job: Job,
-    ranks: Ranks,
-    task: Task,
-    model: nn.Module,
-    optimizer: "dlion.Distributed",
-    progress: Progress,
-    screen: Display,
-    final: bool = False,
-) -> Record:
+def _record(job: Job, workers: Workers, task: Task, progress: Progress, screen: Display, final: bool = False) -> Record:
     """Write the record of the steps done so far, with an evaluation when one is due."""
-    config, stats = job.config, optimizer.stats
-    samples = progress.step * config.batch_size * config.accumulate * ranks.channel.size
+    config, stats = job.config, workers.optimizer.stats
+    samples = progress.step * config.samples_per_step
     record: Record = {"step": progress.step}
     if progress.step:
         record |= {"loss": progress.loss, "lr": learning_rate(config, progress.step)}
     if final or _due(progress.step, config.eval_every):
-        record |= evaluate(ranks, task, model)
-        _keep_best(job, ranks, model, progress, record)
+        record |= evaluate(workers, task)
+        _keep_best(job, workers, progress, record)
     record |= {
         "bytes_sent": stats.bytes_sent,
         "bytes_received": stats.bytes_received,
@@ -148,18 +147,19 @@ def _record(
         "seconds": progress.seconds,
         "samples_per_s": samples / progress.seconds if progress.seconds else 0.0,
     }
-    if ranks.channel.rank == 0:
+    if 0 in workers.here:
         job.folder.append(record)
     screen.show(record)
     return record
 
 
-def evaluate(ranks: Ranks, task: Task, model: nn.Module) -> Record:
+def evaluate(workers: Workers, task: Task) -> Record:
     """Validation loss and accuracy over all workers' shares, added up in rank order on every worker."""
-    dlion.synchronize_buffers(model)
-    channel = ranks.channel
-    share = task.evaluate(model, rank=channel.rank, workers=channel.size, device=ranks.device)
-    return validation(task, channel.gather_json(share.tolist()))
+    workers.synchronize_buffers()
+    shares = [
+        task.evaluate(workers.model, rank=rank, workers=workers.size, device=workers.device) for rank in workers.here
+    ]
+    return validation(task, workers.gathered([share.tolist() for share in shares]))
 
 
 def validation(task: Task, shares: list[list[float]]) -> Record:
@@ -171,7 +171,7 @@ def validation(task: Task, shares: list[list[float]]) -> Record:
     return metrics
 
 
-def _keep_best(job: Job, ranks: Ranks, model: nn.Module, progress: Progress, record: Record) -> None:
+def _keep_best(job: Job, workers: Workers, progress: Progress, record: Record) -> None:
     """Keep the model as the run's best when its accuracy (without one: its loss) is the best so far."""
     loss, accuracy = record["val_loss"], record.get("val_accuracy")
     if accuracy is not None:
@@ -180,20 +180,13 @@ def _keep_best(job: Job, ranks: Ranks, model: nn.Module, progress: Progress, rec
         better = progress.best_loss is None or loss < progress.best_loss
     if better:
         progress.best_step, progress.best_loss, progress.best_accuracy = progress.step, loss, accuracy
-        if ranks.channel.rank == 0:
-            checkpoints.save_weights(model, job.folder.best_model)
+        if 0 in workers.here:
+            checkpoints.save_weights(workers.model, job.folder.best_model)
 
 
-def _summary(
-    config: Settled,
-    ranks: Ranks,
-    task: Task,
-    model: nn.Module,
-    optimizer: "dlion.Distributed",
-    progress: Progress,
-    last: Record,
-) -> Record:
+def _summary(config: Settled, workers: Workers, task: Task, progress: Progress, last: Record) -> Record:
     """The results: val_loss and val_accuracy are those of the last step, best_* those of the best evaluation."""
+    stats = workers.optimizer.stats
     best = {"best_step": progress.best_step, "best_val_loss": progress.best_loss}
     if progress.best_accuracy is not None:
         best["best_val_accuracy"] = progress.best_accuracy
@@ -201,26 +194,27 @@ def _summary(
         "task": config.task,
         "model": config.model,
         "method": config.method,
-        "workers": ranks.channel.size,
-        "params": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "workers": workers.size,
+        "simulated": config.simulate is not None,
+        "params": sum(p.numel() for p in workers.model.parameters() if p.requires_grad),
         "steps": progress.step,
         "seed": config.seed,
         "data": {"name": task.info.name, "sha256": task.info.sha256},
         **{key: last[key] for key in ("val_loss", "val_accuracy") if key in last},
         **best,
-        "bits_per_param_sent": optimizer.stats.bits_per_param_sent,
-        "bits_per_param_received": optimizer.stats.bits_per_param_received,
-        "bytes_sent": optimizer.stats.bytes_sent,
-        "bytes_received": optimizer.stats.bytes_received,
-        "ratio": optimizer.stats.ratio,
-        "abstentions": optimizer.stats.abstentions,
+        "bits_per_param_sent": stats.bits_per_param_sent,
+        "bits_per_param_received": stats.bits_per_param_received,
+        "bytes_sent": stats.bytes_sent,
+        "bytes_received": stats.bytes_received,
+        "ratio": stats.ratio,
+        "abstentions": stats.abstentions,
         "seconds": progress.seconds,
         "seconds_total": progress.seconds_total,
         "samples_per_s": last["samples_per_s"],
         "lr": config.lr,
-        "device": ranks.device.type,
-        "threads": ranks.threads,
-        "kernels": optimizer.kernels,
+        "device": workers.device.type,
+        "threads": workers.threads,
+        "kernels": workers.optimizer.kernels,
         "versions": {
             "dlion": dlion.__version__,
             "torch": str(torch.__version__),

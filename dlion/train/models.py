@@ -16,7 +16,7 @@ from dlion.train.shape import AS_NAMED, ModelShape
 
 @runtime_checkable
 class ImageSized(Protocol):
-    """What a model must know of images: a task has it, and so has the plan of one."""
+    """What a model must know of images, as a task does."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -34,6 +34,22 @@ class TokenSized(Protocol):
     def vocabulary(self) -> int: ...
     @property
     def context(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Pictured:
+    """An `ImageSized` without images."""
+
+    shape: tuple[int, int, int]
+    classes: int
+
+
+@dataclass(frozen=True)
+class Tokenised:
+    """A `TokenSized` without tokens."""
+
+    vocabulary: int
+    context: int
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """Packages that only some tasks need, imported when they are used."""
 
+import logging
+import os
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +16,32 @@ def needed(module: str, package: str, purpose: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
+        if (error.name or "").partition(".")[0] != package:
             raise
-        raise ValueError(f'{purpose} needs {package}: pip install "dlion[hf]"') from None
+        extra = "few-shot" if package == "lm_eval" else "hf"
+        raise ValueError(f'{purpose} needs the package {package}: pip install "dlion[{extra}]"') from None
+
+
+def data_sets() -> Any:
+    """The module `datasets`, quiet where nobody watches."""
+    module = needed("datasets", "datasets", "a Hugging Face data set")
+    if not sys.stderr.isatty():
+        module.disable_progress_bars()
+    return module
+
+
+def harness() -> Any:
+    """The package `lm_eval`, quiet where nobody watches; its warnings are about what dlion sets on purpose."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported
+    module = needed("lm_eval", "lm_eval", "dlion few-shot")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    return module
+
+
+def transformers_for(purpose: str) -> Any:
+    """The module `transformers`, quiet where nobody watches."""
+    module = needed("transformers", "transformers", purpose)
+    if not sys.stderr.isatty():
+        module.utils.logging.disable_progress_bar()
+    return module

@@ -1,12 +1,14 @@
 """Causal language models of the package `transformers`, from a folder on this machine."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dlion.train.optional import needed
+from dlion.train.optional import transformers_for
 
 CAUSAL_LM = "causal-lm"
 
@@ -26,6 +28,10 @@ class PretrainedLm(nn.Module):
         logits: Tensor = self.lm(input_ids=tokens, use_cache=False).logits
         return logits
 
+    def context(self, otherwise: int) -> int:
+        """How many tokens the model takes; `otherwise` when its configuration does not say."""
+        return int(getattr(self.lm.config, "max_position_embeddings", otherwise))
+
     @classmethod
     def load(cls, folder: str | None, vocabulary: int, context: int) -> "PretrainedLm":
         """The model in `folder`, in evaluation mode's opposite; under `torch.device("meta")` only its shapes.
@@ -37,15 +43,22 @@ class PretrainedLm(nn.Module):
             raise ValueError(f"model {CAUSAL_LM} needs --pretrained FOLDER: one with config.json and the weights")
         if not (Path(folder) / "config.json").is_file():
             raise ValueError(f"--pretrained {folder} holds no model of transformers: it has no config.json")
-        transformers = needed("transformers", "transformers", f"model {CAUSAL_LM}")
-        try:
+        transformers = transformers_for(f"model {CAUSAL_LM}")
+        with _told(folder):
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-            _check_room(folder, config, vocabulary, context)
+        _check_room(folder, config, vocabulary, context)
+        with _told(folder):
             lm = _made(transformers.AutoModelForCausalLM, config, folder)
-        except (OSError, KeyError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ValueError(f"--pretrained {folder} cannot be loaded: {reason}") from None
         return cls(lm.train())
+
+
+@contextmanager
+def _told(folder: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, KeyError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"--pretrained {folder} cannot be loaded: {reason}") from None
 
 
 def _made(auto: Any, config: Any, folder: str) -> Any:

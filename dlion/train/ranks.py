@@ -9,13 +9,18 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
+import dlion
 from dlion.channel import Channel
 from dlion.errors import ExchangeError
+from dlion.train.config import Settled
+from dlion.train.workers import OneOfMany, choices
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+REPEAT_SECONDS = 1.0  # after a first signal, in which a second one means the same: some tools send one Ctrl-C twice
 BLAME_SECONDS = 1.0  # that a rank which only lost contact waits, so that the one that failed is seen first
 
 
@@ -57,12 +62,16 @@ class Ranks:
     threads: int
     stop: StopSign
 
+    def workers(self, config: Settled, model: nn.Module) -> OneOfMany:
+        """This process as one of the workers that train `model`, which becomes rank 0's everywhere."""
+        model = dlion.local_gradients(model)
+        optimizer = dlion.Distributed(model.named_parameters(), **choices(config), overlap=config.overlap)
+        return OneOfMany(self.channel, self.device, config.threads or self.threads, self.stop, model, optimizer)
+
 
 def join(device: Literal["cpu", "cuda"], received: Callable[[], int]) -> Ranks:
     """Join the process group that the environment describes."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    threads = os.environ.get("OMP_NUM_THREADS") or ""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     local_workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     store, rank, size = next(rendezvous("env://"))
     place = torch.device("cpu") if device == "cpu" else torch.device("cuda", local_rank)
@@ -75,8 +84,14 @@ def join(device: Literal["cpu", "cuda"], received: Callable[[], int]) -> Ranks:
         world_size=size,
         device_id=None if device == "cpu" else place,
     )
-    count = int(threads) if threads.isdecimal() and int(threads) else max(1, cores // local_workers)
-    return Ranks(Channel(), place, count, StopSign(store, received))
+    return Ranks(Channel(), place, threads_for(local_workers), StopSign(store, received))
+
+
+def threads_for(local_workers: int) -> int:
+    """Threads of each worker of this machine: OMP_NUM_THREADS, or its share of the cores."""
+    asked = os.environ.get("OMP_NUM_THREADS") or ""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(asked) if asked.isdecimal() and int(asked) else max(1, cores // local_workers)
 
 
 def choose_device(asked: Literal["auto", "cpu", "cuda"], local_workers: int) -> Literal["cpu", "cuda"]:

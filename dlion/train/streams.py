@@ -6,7 +6,7 @@ of `key + (i+1) * G` (Steele, Lea, Flood 2014). Unlike a library's generators it
 version.
 """
 
-from functools import lru_cache
+from collections import OrderedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -61,13 +61,41 @@ def shuffled_positions(seed: int, rank: int, step: int, size: int, total: int) -
     """
     at = np.arange(step * size, (step + 1) * size)
     epochs = at // total
-    found = [_permutation(seed, rank, int(epoch), total)[at[epochs == epoch] % total] for epoch in np.unique(epochs)]
+    found = [permutations.of(total, seed, rank, int(epoch))[at[epochs == epoch] % total] for epoch in np.unique(epochs)]
     return np.concatenate(found)
 
 
-@lru_cache(maxsize=8)  # A step needs the permutation of its epoch, and every step of the epoch the same one.
-def _permutation(seed: int, rank: int, epoch: int, total: int) -> npt.NDArray[np.int64]:
-    return order(ORDER, seed, rank, epoch, count=total)
+class Permutations:
+    """Permutations by key; those used last are kept: a step needs that of its epoch, as every step of it does.
+
+    Args:
+        numbers: in all that are kept.
+        always: so many are kept however long they are.
+    """
+
+    def __init__(self, numbers: int, always: int) -> None:
+        self._numbers, self._always = numbers, always
+        self._kept: OrderedDict[tuple[int, ...], npt.NDArray[np.int64]] = OrderedDict()
+        self.total = 0
+
+    def of(self, total: int, *key: int) -> npt.NDArray[np.int64]:
+        """A permutation of 0..total-1, a function of the key."""
+        found = self._kept.pop((total, *key), None)
+        if found is None:
+            found = order(ORDER, *key, count=total)
+            self.total += total
+        self._kept[(total, *key)] = found
+        while self.total > self._numbers and len(self._kept) > self._always:
+            self.total -= len(self._kept.popitem(last=False)[1])
+        return found
+
+    def clear(self) -> None:
+        """Keep none."""
+        self._kept.clear()
+        self.total = 0
+
+
+permutations = Permutations(numbers=2**24, always=8)  # 128 MB: simulated workers need one each in every step
 
 
 def _finalise(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

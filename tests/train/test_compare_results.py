@@ -50,7 +50,8 @@ def test_nothing_is_chosen_as_long_as_a_cell_is_missing() -> None:
 def test_the_rule_is_written_down() -> None:
     told_by = to_json(STUDY, choose(STUDY, RECORDS))
     assert told_by["rule"] == rule(STUDY)
-    assert "highest best_val_accuracy, value at workers 4, seed 1" in told_by["rule"]
+    assert "for each method and place the setting" in told_by["rule"]
+    assert "with the highest best_val_accuracy (value at workers 4, seed 1)" in told_by["rule"]
     assert told_by["choices"][0]["setting"] == {"lr": 0.001, "weight-decay": 0.1}
 
 

@@ -1,7 +1,6 @@
 """Models: sizes, fit to each task, no buffers, and that the default ones learn."""
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from picture_forms import pictures_of_the_subset, write_binary_batches
 
 from dlion.train.architectures import Conv, Vit
 from dlion.train.data import fashion
-from dlion.train.models import MODELS, build_model
+from dlion.train.models import MODELS, Pictured, Tokenised, build_model
 from dlion.train.shape import ModelShape
 from dlion.train.tasks import load_task
 
@@ -65,27 +64,11 @@ def test_the_count_in_the_docstring_is_true():
     assert sum(p.numel() for p in Conv((1, 28, 28), 10).parameters()) == int(count.replace(",", "")) >= 100_000
 
 
-@dataclass
-class Sized:
-    """What a model must know of the paper's images."""
-
-    shape: tuple[int, int, int]
-    classes: int
-
-
-@dataclass
-class Worded:
-    """What a model must know of the paper's text."""
-
-    vocabulary: int = 50257
-    context: int = 1024
-
-
 PAPER = [
-    ("vit-s16", Sized((3, 224, 224), 1000), 22_031_464),
-    ("vit-b16", Sized((3, 224, 224), 1000), 86_529_256),
-    ("gpt2pp-350m", Worded(), 354_945_024),
-    ("gpt2pp-760m", Worded(), 758_320_128),
+    ("vit-s16", Pictured((3, 224, 224), 1000), 22_031_464),
+    ("vit-b16", Pictured((3, 224, 224), 1000), 86_529_256),
+    ("gpt2pp-350m", Tokenised(50257, 1024), 354_945_024),
+    ("gpt2pp-760m", Tokenised(50257, 1024), 758_320_128),
 ]
 
 
@@ -101,7 +84,7 @@ def test_the_paper_s_large_models_have_the_size_of_their_names(name, data, count
 
 
 def test_every_model_is_built_somewhere_above():
-    assert {name for name, _, _ in FITTING + PAPER} == set(MODELS) - {"causal-lm"}  # that one: test_pretrained.py
+    assert {name for name, _, _ in FITTING + PAPER} == set(MODELS) - {"causal-lm"}  # that one: test_instruct.py
 
 
 def test_flags_change_the_sizes_of_a_model(tasks):

@@ -52,7 +52,7 @@ def test_a_batch_is_a_pure_function_of_its_arguments(tasks, name, iid):
     np.random.seed(123)
     for other in ({"seed": 2}, {"rank": 1}, {"step": 6}):
         assert not same(draw(task, iid=iid, **other), first), other
-    streams._permutation.cache_clear()
+    streams.permutations.clear()
     state = torch.get_rng_state()
     assert same(draw(task, iid=iid), first)
     assert torch.equal(torch.get_rng_state(), state)  # nothing was drawn from the global generator

@@ -42,7 +42,7 @@ def run(config: BenchConfig, out: Path | None) -> int:
         finally:
             folder.leave()
     if failure is not None:
-        print(f"dlion: rank {failure.rank} failed: {failure.cause} ({more})", file=sys.stderr)
+        print(f"dlion: {failure.who} failed: {failure.cause} ({more})", file=sys.stderr)
         return 1
     return ranks.status
 

@@ -61,7 +61,9 @@ def shown(name: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """'25.4 s', '131 ms', '420 µs', '0'."""
+    """'25,400 s', '25.4 s', '131 ms', '420 µs', '0'."""
+    if seconds >= 999.5:
+        return f"{seconds:,.0f} s"
     if seconds >= 1:
         return f"{seconds:.3g} s"
     if seconds >= 1e-3:
@@ -71,7 +73,7 @@ def duration(seconds: float) -> str:
 
 def volume(nbytes: float) -> str:
     """'29.4 MB', '919 kB', '0 B'."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
             return f"{nbytes / size:.3g} {unit}"
     return f"{nbytes:.3g} B"
@@ -85,8 +87,11 @@ def rate(mbit_per_s: float) -> str:
 
 
 def bits(per_s: float) -> str:
-    """'10 M', '1 G': of bit/s, for an axis that names them."""
-    return f"{per_s / 1e9:.3g} G" if per_s >= 1e9 else f"{per_s / 1e6:.3g} M"
+    """'10 M', '1 G', '2 T': of bit/s, for an axis that names them."""
+    for unit, size in (("T", 1e12), ("G", 1e9)):
+        if per_s >= size:
+            return f"{per_s / size:.3g} {unit}"
+    return f"{per_s / 1e6:.3g} M"
 
 
 def bare_exchange(result: dict[str, Any]) -> str:

@@ -67,13 +67,19 @@ class Cell:
         return workers
 
     @property
+    def samples_per_step(self) -> int:
+        """Of all workers."""
+        config = self.config
+        return sum(config.batch_sizes or (config.batch_size,) * self.workers) * config.accumulate
+
+    @property
     def work(self) -> float:
         """About how long it takes, in a unit of its own: samples, where every worker is computed on one machine."""
         config = self.config
         steps = config.steps or DEFAULT_STEPS
         if config.epochs:  # with any size of an epoch, the same for all cells
-            steps = config.epochs * ceil(50_000 / (config.batch_size * config.accumulate))
-        return float(self.workers * config.batch_size * config.accumulate * steps)
+            steps = config.epochs * ceil(50_000 * self.workers / self.samples_per_step)
+        return float(self.samples_per_step * steps)
 
     @property
     def arguments(self) -> list[str]:

@@ -20,10 +20,10 @@ def rule(study: Study) -> str:
     else:
         pinned = ", ".join(f"{axis} {said(value.label)}" for axis, value in study.tune.items())
         over = f"value at {pinned}"
+    where = f"{study.compare} and place" if study.axes else study.compare
     return (
-        f"For each {study.compare} and place the setting of the grid with the {best} {metric_of(study)}, {over}; of "
-        "equal ones the first in the order of the grid. One that diverged is never chosen, and as long as a cell is "
-        "missing none is."
+        f"for each {where} the setting of the grid with the {best} {metric_of(study)} ({over}), of equal ones the "
+        "first, and never one that diverged."
     )
 
 

@@ -112,7 +112,7 @@ def epoch_steps(cell: Cell) -> int:
     """Steps after which each worker has seen as many samples as the training set has."""
     config = cell.config
     size = data_of(config.task, config.data).info.train_size
-    return ceil(size / (config.batch_size * config.accumulate))
+    return ceil(size * cell.workers / cell.samples_per_step)
 
 
 def refuse_other_versions(records: Mapping[str, Record], where: Path) -> None:

@@ -112,7 +112,8 @@ def against_axis(results: Results, axis: str, rest: Record, name: str) -> str:
             own = sorted((row for row in rows if row.variant == variant), key=lambda row: labels.index(row.place[axis]))
             if own:
                 _bars(axes, [labels.index(row.place[axis]) for row in own], own, metric, number, results)
-        axes.set_xticks(range(len(labels)), [said(label) for label in labels])
+        slanted: Any = {} if numbers else {"rotation": 20, "ha": "right"}
+        axes.set_xticks(range(len(labels)), [said(label) for label in labels], **slanted)
         axes.set_xlabel(axis)
         axes.set_ylabel(f"best {_label(kind)}")
 

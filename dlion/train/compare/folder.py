@@ -32,6 +32,7 @@ COPIED = (
 )
 # Equal in all cells of a folder, beside the data of equal flags and the configuration (see `_fixed`).
 SHARED = ("versions", "device", "threads")
+PATHS = ("data", "init-from")  # where things lie is no configuration
 DEFAULTS = to_flags(TrainConfig()).keys()
 
 
@@ -136,7 +137,8 @@ def record_of(run: RunFolder, flags: Mapping[str, Any], *, epoch_steps: int, stu
     A run whose last validation loss is no number has diverged; that is a result.
     """
     summary, config = run.read_summary(), to_flags(run.read_config())
-    config.pop("data", None)
+    for path in PATHS:
+        config.pop(path, None)
     evaluated = [record for record in run.records() if "val_loss" in record]
     return {
         "flags": dict(flags),
@@ -151,7 +153,13 @@ def record_of(run: RunFolder, flags: Mapping[str, Any], *, epoch_steps: int, stu
             if any(key in record for record in evaluated)
         },
         "study": study,
+        **({"init_sha256": _digest_of_model(Path(flags["init-from"]))} if "init-from" in flags else {}),
     }
+
+
+def _digest_of_model(path: Path) -> str:
+    file = RunFolder(path).best_model if path.is_dir() else path
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 class Comparable:
@@ -183,7 +191,7 @@ class Comparable:
 def _pairs(one: Record, other: Record) -> Iterator[tuple[str, Any, Any]]:
     mine, theirs = _shared(one), _shared(other)
     if _data(one)["asked"] == _data(other)["asked"]:
-        mine["data"], theirs["data"] = one["data"], other["data"]
+        mine["data"], theirs["data"] = _data(one)["read"], _data(other)["read"]
     mine |= _fixed(one)
     theirs |= _fixed(other)
     yield from ((name, mine[name], theirs[name]) for name in mine if name in theirs)
@@ -194,7 +202,9 @@ def _shared(record: Record) -> dict[str, Any]:
 
 
 def _data(record: Record) -> dict[str, Any]:
-    return {"asked": [record["flags"].get(flag) for flag in ("task", "data")], "read": record["data"]}
+    """What was read, and by which flags: equal ones must have read the same."""
+    asked = [record["flags"].get(flag) for flag in ("task", *PATHS)]
+    return {"asked": asked, "read": [record["data"], record.get("init_sha256")]}
 
 
 def _fixed(record: Record) -> dict[str, Any]:

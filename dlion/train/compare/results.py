@@ -54,8 +54,9 @@ class Row:
         return statistics.stdev(values) if len(values) > 1 else math.nan
 
     def average(self, key: str) -> float:
-        """The mean of a number that every cell has."""
-        return statistics.fmean(float(record[key]) for record in self.found) if self.found else math.nan
+        """The mean of a number over all seeds; NaN where one has none."""
+        values = [float(math.nan if record.get(key) is None else record[key]) for record in self.found]
+        return statistics.fmean(values) if values else math.nan
 
 
 @dataclass(frozen=True)

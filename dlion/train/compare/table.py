@@ -26,8 +26,7 @@ WIDTH = 120  # where the output has no width of its own
 SPREAD = "± is the standard deviation over seeds."
 EDGE = "(edge): the lowest or highest value that was tried."
 DIFFERENCE = (
-    "The difference is in the same unit; the spread behind it is the standard deviation of the difference of two "
-    "single runs, one of each."
+    "Within or beyond: the spread of the difference, the standard deviation of that of two single runs, one of each."
 )
 
 
@@ -58,7 +57,7 @@ def best_columns(results: Results, metrics: Sequence[str]) -> list[str]:
     study = results.study
     searched = list(dict.fromkeys(axis for row in results.rows for axis in row.setting))
     first = next(iter(study.variants))
-    others = [f"minus {first} (spread)"] if len(study.variants) > 1 else []
+    others = [f"minus {first}"] if len(study.variants) > 1 else []
     titles = [TITLES[metric] for metric in metrics]
     return [*study.axes, study.compare, *searched, titles[0], *others, *titles[1:], "bits/param", "ratio to fp32"]
 
@@ -96,8 +95,10 @@ def _difference(results: Results, row: Row) -> str:
         return ""
     metric = metric_of(results.study)
     difference, digits = scaled(metric, found[0])
-    spread = number(metric, found[1])
-    return f"{difference:+.{digits}f}" + (f" ({spread})" if spread else "")
+    if math.isnan(found[1]):
+        return f"{difference:+.{digits}f}"
+    word = "within" if abs(found[0]) <= found[1] else "beyond"
+    return f"{difference:+.{digits}f}, {word} {number(metric, found[1])}"
 
 
 def grid_columns(results: Results) -> list[str]:
@@ -137,13 +138,17 @@ def _cell(record: dict[str, Any] | None, asked: bool, metric: str) -> str:
 
 
 def markdown(results: Results) -> str:
-    """Both tables and what they are made of."""
+    """The whole document."""
+    title = f"# {results.study.title}\n\n" if results.study.title else ""
+    return title + section(results) + "\n"
+
+
+def section(results: Results) -> str:
+    """Both tables and what they are made of, for a document that has a title of its own."""
     study = results.study
-    title = [f"# {study.title}", ""] if study.title else []
     notes = [f"- {note}" for note in study.notes]
     return "\n".join(
         [
-            *title,
             *notes,
             *([""] if notes else []),
             made_of(results),
@@ -151,7 +156,7 @@ def markdown(results: Results) -> str:
             *rows_of(best_columns(results, results.metrics), best_rows(results, results.metrics)),
             "",
             f"{SPREAD} {DIFFERENCE if len(study.variants) > 1 else ''}".strip(),
-            *([] if not study.grid and not study.grid_of else ["", f"How settings were chosen: {rule(study)} {EDGE}"]),
+            *([] if not study.grid and not study.grid_of else ["", how_chosen(results)]),
             "",
             "<details><summary>The grid</summary>",
             "",
@@ -160,9 +165,14 @@ def markdown(results: Results) -> str:
             *rows_of(grid_columns(results), grid_rows(results)),
             "",
             "</details>",
-            "",
         ]
     )
+
+
+def how_chosen(results: Results) -> str:
+    """The rule, and what is marked in the table."""
+    edge = f" {EDGE}" if any(row.edges for row in results.rows) else ""
+    return f"Settings were chosen by this rule: {rule(results.study)}{edge}"
 
 
 def made_of(results: Results) -> str:
@@ -220,4 +230,4 @@ def show(results: Results, stream: TextIO | None = None) -> None:
         console.print()
         console.print(table)
         console.print()
-        console.print(rule(results.study), style="dim")
+        console.print(how_chosen(results), style="dim")

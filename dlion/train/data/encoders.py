@@ -1,11 +1,10 @@
 """From text to tokens: bytes, or a tokenizer on this machine."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from dlion.train.data.sets import expanded
-from dlion.train.optional import needed
+from dlion.train.optional import transformers_for
 
 
 class Encoder(Protocol):
@@ -52,6 +51,8 @@ class Pretrained:
         self.begin: tuple[int, ...] = (begin,) if tokenizer("").input_ids[:1] == [begin] else ()
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:  # a batch of none is more than transformers can take
+            return []
         found: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids
         return found
 
@@ -70,21 +71,17 @@ def encoder(place: str | None) -> Encoder:
     path = expanded(place)
     if not path.exists():
         raise ValueError(f"no tokenizer at {place}: give a folder of transformers, or a tokenizer.json")
-    transformers = needed("transformers", "transformers", f"the tokenizer {place}")
+    transformers = transformers_for(f"the tokenizer {place}")
     try:
         if path.is_file():
-            return Pretrained(place, _from_file(transformers, path))
-        return Pretrained(place, transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True))
-    except (OSError, KeyError, TypeError, RuntimeError) as error:
+            tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
+        else:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:  # the package `tokenizers` raises nothing narrower
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"the tokenizer in {place} cannot be read: {reason}") from None
-
-
-def _from_file(transformers: Any, path: Path) -> Any:
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
-    known = tokenizer.get_vocab()
-    end = next((name for name in _ENDS if name in known), None)
-    if end is None:
-        raise ValueError(f"{path} has none of the tokens {', '.join(_ENDS)}, one of which must end a text")
-    tokenizer.add_special_tokens({"eos_token": end})
-    return tokenizer
+    if path.is_file():
+        known = tokenizer.get_vocab()
+        ends = [name for name in _ENDS if name in known]
+        tokenizer.add_special_tokens({"eos_token": ends[0]} if ends else {})
+    return Pretrained(place, tokenizer)

@@ -1,6 +1,5 @@
 """Text of a Hugging Face data set: on disk with random access, or as a stream."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from dlion.train.data.encoders import Encoder, encoder
 from dlion.train.data.sets import DataInfo, TextSet, Tokens
 from dlion.train.data.tokens import VALID_SHARE, Joined, digest_of
-from dlion.train.optional import needed
+from dlion.train.optional import data_sets
 
 VALID_NAMES = ("validation", "valid", "val", "test")
 SHUFFLED = 10_000  # rows among which a stream's next one is drawn
@@ -111,9 +110,7 @@ def open_data_set(data: str, stream: bool) -> Any:
 
     Raises: ValueError: nothing there, or it cannot be read.
     """
-    datasets = needed("datasets", "datasets", "a Hugging Face data set")
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
+    datasets = data_sets()
     path = Path(data).expanduser()
     try:
         if path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
@@ -153,7 +150,7 @@ def _tokenised(rows: Any, column: str, encode: Encoder) -> Joined:
     def encoded(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         return {"ids": [[*ids, encode.end] for ids in encode(batch[column])]}
 
-    datasets = needed("datasets", "datasets", "a Hugging Face data set")
+    datasets = data_sets()
     ids = datasets.Features({"ids": datasets.List(datasets.Value("int32"))})
     done = rows.map(encoded, batched=True, remove_columns=rows.column_names, features=ids, desc="tokenising")
     return Joined([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in done.data.column("ids").chunks])

@@ -1,0 +1,156 @@
+"""The workers of a simulation: hired once, bound to the parameters of now, consulted bucket by bucket."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from dlion import agreement
+from dlion.errors import NonFiniteGradientError
+from dlion.header import Status, VerdictHeader
+from dlion.layout import Bucket, Layout
+from dlion.methods import METHODS, Choices
+from dlion.options import Options
+from dlion.phases import Phases
+from dlion.replica import Replica
+from dlion.simulate.attacks import Attack, attack_on
+from dlion.simulate.buffers import Buffers
+from dlion.simulate.consult import consult
+from dlion.simulate.faults import ATTACKS, Fault, Schedule, schedule_of
+from dlion.simulate.fixed import FIXED, fixed
+from dlion.simulate.survey import conduct
+from dlion.simulate.table import Lines, Seat, Table
+from dlion.simulate.worker import Worker
+from dlion.stats import Stats
+from dlion.survey import Question
+from dlion.topology import choose_topology
+
+Reading = tuple[Bucket, Tensor, VerdictHeader]
+
+
+class Team:
+    """N workers of one method around one model.
+
+    Args:
+        size: N.
+        model: whose buffers each worker has for itself.
+        options: as given to the optimizer; `ties` may be "fixed" too.
+        kernels: of `dlion.ops.choose`.
+        phases: times the tally.
+
+    Attributes:
+        workers: in rank order.
+        layout: of the parameters that were bound.
+    """
+
+    layout: Layout
+
+    def __init__(self, size: int, model: nn.Module, options: Options, kernels: ModuleType, phases: Phases) -> None:
+        self._options, self._kernels, self._phases = options, kernels, phases
+        self._table = Table(size)
+        self.workers = [self._hire(Seat(self._table, rank), model) for rank in range(size)]
+        self.wire = self.workers[0].steps.wire
+        self._asked: dict[int, Question] = {}
+        self._answers: list[Tensor] = []
+
+    def _hire(self, seat: Seat, model: nn.Module) -> Worker:
+        """A new worker, with the method's rule and pipeline for a group of this size."""
+        o, method = self._options, METHODS[self._options.method]
+        rule = method.rule(self._kernels, o.rounding, o.momentum_dtype)
+        ties = "rotate" if o.ties == FIXED else o.ties
+        steps: Any = method.steps(rule, Choices(self._kernels, seat.size, ties, o.zeros, o.rounding))
+        if o.ties == FIXED:
+            steps = replace(steps, wire=replace(steps.wire, count=fixed(steps.wire.count)))
+        return Worker(seat.rank, rule, steps, Stats(), seat, defaultdict(dict), Buffers(model))
+
+    def bind(self, param_groups: list[dict[str, Any]], state: Any) -> None:
+        """Take up these parameters; `state` is worker 0's, and everybody's where the method shares it."""
+        first = self.workers[0]
+        self.layout = Layout.of(param_groups, self.wire.bucket_elements(self._options.bucket_bytes), self.wire.up.align)
+        words = sum(bucket.words for bucket in self.layout.buckets)
+        first.state = state
+        first.rule.allocate(Replica(param_groups, state))
+        shared = bool(first.rule.shared_state(Replica(param_groups, state)))
+        for worker in self.workers:
+            if shared:
+                worker.state = state
+            worker.replica = Replica(param_groups, worker.state)
+            worker.rule.allocate(worker.replica)
+            lines = Lines(worker.seat, worker.seat) if len(self.workers) > 1 else None
+            worker.topology = choose_topology(self._options.topology, lines, worker.stats, words, self.wire.replicate)
+
+    @cached_property
+    def attack(self) -> Attack:
+        """How this method's ballots are attacked; a ValueError where that is not defined."""
+        return attack_on(self.wire.up, self._options.method)
+
+    def schedule(self, faults: Iterable[Fault] | Schedule) -> Schedule:
+        """(rank, step) -> what is wrong with a worker.
+
+        Raises:
+            ValueError: a fault names a worker that does not exist, or an attack that is not defined for this method.
+        """
+        if callable(faults):
+            return faults
+        listed = tuple(faults)
+        if any(fault.act in ATTACKS for fault in listed):
+            _ = self.attack
+        return schedule_of(listed, len(self.workers))
+
+    def hear(self, worker: Worker, step: int) -> None:
+        """Let a worker write its ballots from the gradients that are in the parameters, or first ask what it must know.
+
+        Args:
+            step: of the simulation, skipped ones included.
+        """
+        question = worker.ask()
+        if question is None:
+            self._let_speak(worker, step)
+        else:
+            self._asked[worker.rank] = question
+
+    def survey(self, step: int) -> None:
+        """Answer what was asked; who did then writes its ballots."""
+        self._answers = conduct(self._asked, self.workers, self._table)
+        for rank in self._asked:
+            self._let_speak(self.workers[rank], step)
+        self._asked = {}
+
+    def _let_speak(self, worker: Worker, step: int) -> None:
+        worker.speak(self.layout.buckets, Status[self._options.nonfinite.upper()], lambda: self.attack, step)
+
+    def forget(self) -> None:
+        """The step is over, well or not."""
+        self._asked, self._answers = {}, []
+        for worker in self.workers:
+            worker.forget()
+
+    def decided(self) -> Iterable[Reading]:
+        """The verdicts to apply: those of all buckets first, where one of them can forbid the others.
+
+        Raises:
+            NonFiniteGradientError: some worker's gradients are not finite, and the policy is "raise".
+        """
+        readings = (self._consult(bucket) for bucket in self.layout.buckets)
+        if self._options.nonfinite == "abstain":
+            return readings
+        held = list(readings)
+        statuses = {header.status for _, _, header in held}
+        if Status.RAISE in statuses:
+            found = [worker.not_finite for worker in self.workers]
+            raise NonFiniteGradientError(agreement.explain_not_finite(found, self.workers[0].moment.t))
+        return [] if Status.SKIP in statuses else held
+
+    def _consult(self, bucket: Bucket) -> Reading:
+        with self._phases("tally"):
+            return bucket, *consult(bucket, self.workers, self._answers, self._table, lambda: self.attack)
+
+    def count(self, moved: bool) -> None:
+        """Count a step that is over."""
+        for worker in self.workers:
+            worker.stats.stepped(self.layout.numel, len(self.workers))
+            worker.stats.skipped += not moved

@@ -1,0 +1,22 @@
+"""What is kept of a run that failed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Who failed first ("rank 3"), why (without a full stop), and all that it said of it."""
+
+    who: str
+    cause: str
+    details: str
+
+    def keep(self, log: Path) -> str:
+        """Write everything to `log`; where to find it, for readers."""
+        text = f"{self.who}: {self.cause}\n\n{self.details}"
+        try:
+            log.write_text(text, encoding="utf-8", errors="backslashreplace")
+        except OSError as problem:  # the folder is gone or its disk full: often the reason itself
+            return f"{log} could not be written: {problem.strerror}"
+        return f"more in {log}"

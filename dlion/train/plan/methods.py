@@ -1,0 +1,156 @@
+"""Every method as the model sees it: what it computes beside forward and backward, and what travels."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil
+
+from dlion.train.plan.cluster import Call
+from dlion.train.plan.rates import NS, Rates
+from dlion.train.plan.sizes import Sizes
+from dlion.train.plan.votes import FULL_BYTES, HEADER_BYTES, Topology, Wire, summed, voted
+from dlion.train.plan.work import Piece, Work
+
+FIRST_DDP_BYTES = 2**20  # of DDP's first bucket, whatever bucket_cap_mb is
+INDEX_BYTES = 4
+UNTIMED = "compression"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a method is asked about.
+
+    Attributes:
+        rank: of PowerSGD's factors. keep: share of the entries that sparse methods send.
+        bucket_cap_mb: of DDP, in MiB. bucket_bytes: of dlion; None takes what the optimizer takes.
+    """
+
+    sizes: Sizes
+    workers: int
+    rates: Rates
+    topology: Topology = "auto"
+    rank: int = 2
+    keep: float = 0.04
+    bucket_cap_mb: float = 25.0
+    bucket_bytes: int | None = None
+
+    @property
+    def adamw(self) -> float:
+        """Seconds of fused AdamW."""
+        return self.sizes.parameters * self.rates.adamw * NS
+
+
+def alone(scene: Scene) -> Work:
+    """AdamW and no exchange."""
+    return Work((), update=scene.adamw)
+
+
+def ddp(scene: Scene, bytes_each: int, copied: float) -> Work:
+    """DistributedDataParallel with fused AdamW. `copied`: bytes read and written for each parameter."""
+    pieces = []
+    longest = int(scene.bucket_cap_mb * 2**20) // FULL_BYTES
+    first = min(scene.sizes.parameters, FIRST_DDP_BYTES // FULL_BYTES, longest)
+    whole, rest = divmod(scene.sizes.parameters - first, longest)
+    for count, length in ((1, first), (whole, longest), (1, rest)):
+        if count * length:
+            work = scene.rates.copied(copied * length)
+            pieces.append((count, Piece(length, (Call("all-reduce", bytes_each * length),), work)))
+    formula = 2 * (scene.workers - 1) / scene.workers * bytes_each * scene.sizes.parameters
+    return Work(tuple(pieces), "queued", scene.adamw, formula)
+
+
+def ddp_powersgd(scene: Scene) -> Work:
+    """DDP with torch's PowerSGD hook in one bucket: tensors not worth it, then the factors P, then Q."""
+    compressed, plain = scene.sizes.factors(scene.rank)
+    calls = tuple(Call("all-reduce", FULL_BYTES * size) for size in (plain, compressed / 2, compressed / 2))
+    formula = sum(call.sent(scene.workers, False) for call in calls)
+    piece = Piece(scene.sizes.parameters, calls, scene.rates.copied(16 * scene.sizes.parameters))
+    return Work(((1, piece),), "queued", scene.adamw, formula, UNTIMED)
+
+
+def vote(up: int, down: Callable[[int], int], fused: bool, overlap: bool = False) -> Callable[[Scene], Work]:
+    """A method that votes. `down`: planes of a verdict among so many workers."""
+
+    def work(scene: Scene) -> Work:
+        wire = Wire(up, down(scene.workers), fused)
+        return voted(scene.sizes, scene.workers, wire, scene.topology, overlap, scene.bucket_bytes, scene.rates)
+
+    return work
+
+
+def full_precision(scene: Scene) -> Work:
+    """The sum of gradients, then an optimizer like AdamW."""
+    return summed(scene.sizes, scene.workers, scene.adamw, scene.bucket_bytes, scene.rates)
+
+
+def sparse(scene: Scene) -> Work:
+    """The largest entries as values and indices, told to everybody."""
+    kept = ceil(scene.keep * scene.sizes.parameters)
+    row = (FULL_BYTES + INDEX_BYTES) * kept
+    work = scene.rates.copied(24 * scene.sizes.parameters)  # the residual is read, added to and written
+    piece = Piece(scene.sizes.parameters, (Call("all-gather", HEADER_BYTES + row),), work)
+    return Work(((1, piece),), update=scene.adamw, formula=(scene.workers - 1) * row, untimed="selection")
+
+
+def terngrad(scene: Scene) -> Work:
+    """Two planes up, the sum down; before that, one scale of each tensor is agreed."""
+    work = vote(2, _sums, fused=False)(scene)
+    return _with_scales(work, scene)
+
+
+def ef_signsgd(scene: Scene) -> Work:
+    """One bit and a scale of each tensor up; the mean of scaled signs down, in full precision."""
+    work = vote(1, lambda workers: 8 * FULL_BYTES, fused=False)(scene)
+    return _with_scales(work, scene)
+
+
+def powersgd(scene: Scene) -> Work:
+    """The factors P, then Q, then the tensors that are not worth it, each a sum of full-precision numbers."""
+    compressed, plain = scene.sizes.factors(scene.rank)
+    calls: list[Call] = []
+    for size in (compressed / 2, compressed / 2, plain):
+        row = HEADER_BYTES + FULL_BYTES * ceil(size / scene.workers)
+        calls += [Call("all-to-all", row), Call("all-gather", row)]
+    formula = 2 * (scene.workers - 1) / scene.workers * FULL_BYTES * (compressed + plain)
+    piece = Piece(scene.sizes.parameters, tuple(calls), scene.rates.copied(24 * scene.sizes.parameters))
+    return Work(((1, piece),), update=scene.adamw, formula=formula, untimed=UNTIMED)
+
+
+def _with_scales(work: Work, scene: Scene) -> Work:
+    scales = Piece(0.0, (Call("all-gather", HEADER_BYTES + FULL_BYTES * scene.sizes.tensors),))
+    return replace(work, pieces=((1, scales), *work.pieces), untimed="scales")
+
+
+def _one(workers: int) -> int:
+    return 1
+
+
+def _counts(workers: int) -> int:
+    return workers.bit_length()
+
+
+def _sums(workers: int) -> int:
+    return (2 * workers).bit_length()
+
+
+ALONE, BASE = "no communication", "ddp-fp32"
+METHODS: dict[str, Callable[[Scene], Work]] = {
+    ALONE: alone,
+    BASE: lambda scene: ddp(scene, 4, 16.0),  # gradients into the bucket and back
+    "ddp-fp16": lambda scene: ddp(scene, 2, 32.0),  # and halved, divided, widened
+    "ddp-powersgd": ddp_powersgd,
+    "g-adamw": full_precision,
+    "g-lion": full_precision,
+    "dlion-mavo": vote(1, _one, fused=True),
+    "dlion-mavo, overlap": vote(1, _one, fused=True, overlap=True),
+    "dlion-mavo, exact zeros": vote(2, lambda workers: 2, fused=True),
+    "dlion-avg": vote(1, _counts, fused=True),
+    "dlion-avg, overlap": vote(1, _counts, fused=True, overlap=True),
+    "d-signum-mavo": vote(1, _one, fused=False),
+    "d-signum-avg": vote(1, _counts, fused=False),
+    "signsgd-mavo": vote(1, _one, fused=False),
+    "terngrad": terngrad,
+    "graddrop": sparse,
+    "dgc": sparse,
+    "ef-signsgd": ef_signsgd,
+    "powersgd": powersgd,
+}

@@ -1,0 +1,79 @@
+"""Where the shapes of a model come from: a count, a model of the application, or the headers of its files."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlion.train.plan.settings import ModelName, PlanConfig
+from dlion.train.plan.sizes import Shape, Sizes
+
+if TYPE_CHECKING:
+    from dlion.train.tasks import Task
+
+HEADER_LIMIT = 100_000_000  # bytes, as safetensors itself has it
+
+
+def sizes_of(config: PlanConfig) -> Sizes:
+    """The model that a plan is about.
+
+    Raises:
+        ValueError: a file is not there or holds no tensors.
+    """
+    if config.parameters is not None:
+        return Sizes.assumed(int(config.parameters), config.tensors)
+    if not config.safetensors:
+        name = config.model or "bench"
+        return Sizes.of(f"model {name}", model_shapes(name))
+    shapes = [shape for path in config.safetensors for shape in header_shapes(path)]
+    return Sizes.of(f"the tensors of {', '.join(path.name for path in config.safetensors)}", shapes)
+
+
+def header_shapes(path: Path) -> list[Shape]:
+    """Every tensor's shape, from the header of a safetensors file: no tensor is read.
+
+    Raises:
+        ValueError: there is no such file, or it is none of these.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= HEADER_LIMIT:
+                raise ValueError("its header has no possible length")
+            header = json.loads(file.read(length))
+        return [tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"]
+    except OSError as error:
+        raise ValueError(f"--safetensors {path} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"--safetensors {path} is not a safetensors file: {error}.") from None
+
+
+def model_shapes(name: ModelName) -> list[Shape]:
+    """Of a model on the inputs of its usual task; no parameter is made."""
+    import torch
+
+    from dlion.train.bench.model import build_gpt
+    from dlion.train.bench.settings import BenchConfig
+    from dlion.train.models import build_model
+
+    task = None if name == "bench" else _task(name)
+    with torch.device("meta"):
+        model = build_gpt(BenchConfig(), torch.device("meta")) if task is None else build_model(name, task)
+    return [tuple(param.shape) for param in model.parameters()]
+
+
+def _task(name: ModelName) -> "Task":
+    """Inputs of the right shape and no data."""
+    import numpy as np
+    import torch
+
+    from dlion.train.data import DataInfo, ImageSet, TextSet
+    from dlion.train.image_task import ImageTask
+    from dlion.train.text_task import CONTEXT, TextTask
+
+    if name == "gpt":
+        nothing = np.zeros(CONTEXT + 1, dtype=np.uint8)
+        return TextTask("text", TextSet("", "", "", "byte", 256, nothing, nothing), default_model=name)
+    images = torch.zeros(0, *((3, 32, 32) if name == "vit-cifar" else (1, 28, 28)), dtype=torch.uint8)
+    labels = torch.zeros(0, dtype=torch.int64)
+    found = ImageSet(DataInfo("", "", "", 0, 0), 10, images, labels, images, labels)
+    return ImageTask("images", found, default_model=name, normalisation=((0.5,), (0.5,)))
