@@ -1,14 +1,12 @@
 """Where the shapes of a model come from: a count, a model of the application, or the headers of its files."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dlion.train.plan.settings import ModelName, PlanConfig
+from dlion.train.config import unknown_name
+from dlion.train.plan.settings import PlanConfig
 from dlion.train.plan.sizes import Shape, Sizes
-
-if TYPE_CHECKING:
-    from dlion.train.tasks import Task
 
 HEADER_LIMIT = 100_000_000  # bytes, as safetensors itself has it
 
@@ -47,33 +45,50 @@ def header_shapes(path: Path) -> list[Shape]:
         raise ValueError(f"--safetensors {path} is not a safetensors file: {error}.") from None
 
 
-def model_shapes(name: ModelName) -> list[Shape]:
-    """Of a model on the inputs of its usual task; no parameter is made."""
+@dataclass(frozen=True)
+class Images:
+    """Inputs and classes of an image model."""
+
+    shape: tuple[int, int, int]
+    classes: int
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a language model reads."""
+
+    vocabulary: int
+    context: int
+
+
+FASHION, CIFAR, IMAGENET = Images((1, 28, 28), 10), Images((3, 32, 32), 10), Images((3, 224, 224), 1000)
+BYTES, GPT2 = Tokens(256, 128), Tokens(50257, 1024)
+INPUTS = {  # of each model's usual task
+    "conv": FASHION,
+    "vit": FASHION,
+    "vit-cifar": CIFAR,
+    "vit-s16": IMAGENET,
+    "vit-b16": IMAGENET,
+    "gpt": BYTES,
+    "gpt2pp-350m": GPT2,
+    "gpt2pp-760m": GPT2,
+}
+
+
+def model_shapes(name: str) -> list[Shape]:
+    """Of a model on the inputs of its usual task; no parameter is made.
+
+    Raises:
+        ValueError: no model has this name.
+    """
+    if name != "bench" and name not in INPUTS:
+        raise unknown_name("model", name, ["bench", *INPUTS])
     import torch
 
     from dlion.train.bench.model import build_gpt
     from dlion.train.bench.settings import BenchConfig
     from dlion.train.models import build_model
 
-    task = None if name == "bench" else _task(name)
     with torch.device("meta"):
-        model = build_gpt(BenchConfig(), torch.device("meta")) if task is None else build_model(name, task)
-    return [tuple(param.shape) for param in model.parameters()]
-
-
-def _task(name: ModelName) -> "Task":
-    """Inputs of the right shape and no data."""
-    import numpy as np
-    import torch
-
-    from dlion.train.data import DataInfo, ImageSet, TextSet
-    from dlion.train.image_task import ImageTask
-    from dlion.train.text_task import CONTEXT, TextTask
-
-    if name == "gpt":
-        nothing = np.zeros(CONTEXT + 1, dtype=np.uint8)
-        return TextTask("text", TextSet("", "", "", "byte", 256, nothing, nothing), default_model=name)
-    images = torch.zeros(0, *((3, 32, 32) if name == "vit-cifar" else (1, 28, 28)), dtype=torch.uint8)
-    labels = torch.zeros(0, dtype=torch.int64)
-    found = ImageSet(DataInfo("", "", "", 0, 0), 10, images, labels, images, labels)
-    return ImageTask("images", found, default_model=name, normalisation=((0.5,), (0.5,)))
+        made = build_gpt(BenchConfig(), torch.device("meta")) if name == "bench" else build_model(name, INPUTS[name])
+    return [tuple(param.shape) for param in made.parameters()]
