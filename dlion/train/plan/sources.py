@@ -1,7 +1,6 @@
 """Where the shapes of a model come from: a count, a model of the application, or the headers of its files."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from dlion.train.config import unknown_name
@@ -45,50 +44,21 @@ def header_shapes(path: Path) -> list[Shape]:
         raise ValueError(f"--safetensors {path} is not a safetensors file: {error}.") from None
 
 
-@dataclass(frozen=True)
-class Images:
-    """Inputs and classes of an image model."""
-
-    shape: tuple[int, int, int]
-    classes: int
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """What a language model reads."""
-
-    vocabulary: int
-    context: int
-
-
-FASHION, CIFAR, IMAGENET = Images((1, 28, 28), 10), Images((3, 32, 32), 10), Images((3, 224, 224), 1000)
-BYTES, GPT2 = Tokens(256, 128), Tokens(50257, 1024)
-INPUTS = {  # of each model's usual task
-    "conv": FASHION,
-    "vit": FASHION,
-    "vit-cifar": CIFAR,
-    "vit-s16": IMAGENET,
-    "vit-b16": IMAGENET,
-    "gpt": BYTES,
-    "gpt2pp-350m": GPT2,
-    "gpt2pp-760m": GPT2,
-}
-
-
 def model_shapes(name: str) -> list[Shape]:
     """Of a model on the inputs of its usual task; no parameter is made.
 
     Raises:
         ValueError: no model has this name.
     """
-    if name != "bench" and name not in INPUTS:
-        raise unknown_name("model", name, ["bench", *INPUTS])
     import torch
 
     from dlion.train.bench.model import build_gpt
     from dlion.train.bench.settings import BenchConfig
-    from dlion.train.models import build_model
+    from dlion.train.models import MODELS, build_model
 
+    if name != "bench" and name not in MODELS:
+        raise unknown_name("model", name, ["bench", *MODELS])
     with torch.device("meta"):
-        made = build_gpt(BenchConfig(), torch.device("meta")) if name == "bench" else build_model(name, INPUTS[name])
-    return [tuple(param.shape) for param in made.parameters()]
+        bench = name == "bench"
+        model = build_gpt(BenchConfig(), torch.device("meta")) if bench else build_model(name, MODELS[name].usual)
+    return [tuple(param.shape) for param in model.parameters()]
