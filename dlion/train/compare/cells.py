@@ -67,10 +67,10 @@ class Cell:
         return workers
 
     @property
-    def samples_per_step(self) -> int:
-        """Of all workers."""
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Of each worker."""
         config = self.config
-        return sum(config.batch_sizes or (config.batch_size,) * self.workers) * config.accumulate
+        return config.batch_sizes or (config.batch_size,) * self.workers
 
     @property
     def work(self) -> float:
@@ -78,8 +78,8 @@ class Cell:
         config = self.config
         steps = config.steps or DEFAULT_STEPS
         if config.epochs:  # with any size of an epoch, the same for all cells
-            steps = config.epochs * ceil(50_000 * self.workers / self.samples_per_step)
-        return float(self.samples_per_step * steps)
+            steps = config.epochs * ceil(50_000 * self.workers / (sum(self.batch_sizes) * config.accumulate))
+        return float(sum(self.batch_sizes) * config.accumulate * steps)
 
     @property
     def arguments(self) -> list[str]:

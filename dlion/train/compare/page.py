@@ -59,7 +59,7 @@ def page_of(results: Results, mbit: float, step_ms: float | None) -> bytes:
         *_figures(results, mbit, seconds, measured=step_ms is None),
         _section("The grid", _paragraph(f"{TITLES[metric_of(study)]}:"), _grid(results)),
         '<div class="tables">',
-        f"<section><h2>All runs</h2>{table({f: v for f, v in study.train.items() if f != 'data'})}</section>",
+        f"<section><h2>All runs</h2>{table(study.train)}</section>",
         f"<section><h2>Made by</h2>{table(_environment(results))}</section>",
         "</div>",
     ]

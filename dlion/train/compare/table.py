@@ -181,7 +181,7 @@ def made_of(results: Results) -> str:
         return "Nothing has run yet."
     record = next(iter(results.records.values()))
     versions = ", ".join(f"{name} {version}" for name, version in sorted(record["versions"].items()))
-    flags = " ".join(f"--{flag} {said(value)}" for flag, value in results.study.train.items() if flag != "data")
+    flags = " ".join(f"--{flag} {said(value)}" for flag, value in results.study.train.items())
     how = "simulated workers" if results.study.simulate else "real workers"
     data = sorted(
         {f"{one['data']['name']} (SHA-256 {one['data']['sha256'][:16]}…)" for one in results.records.values()}
