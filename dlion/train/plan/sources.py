@@ -67,7 +67,8 @@ def _task(name: ModelName) -> "Task":
     import torch
 
     from dlion.train.data import DataInfo, ImageSet, TextSet
-    from dlion.train.tasks import CONTEXT, ImageTask, TextTask
+    from dlion.train.image_task import ImageTask
+    from dlion.train.text_task import CONTEXT, TextTask
 
     if name == "gpt":
         nothing = np.zeros(CONTEXT + 1, dtype=np.uint8)
