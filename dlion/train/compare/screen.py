@@ -71,8 +71,9 @@ class Screen:
     def finished(self, cell: Cell, record: Record) -> None:
         """A cell is recorded."""
         self._count(cell)
-        best = record["best_val_loss"] if record.get("val_accuracy") is None else record["best_val_accuracy"]
-        result = "diverged" if record["diverged"] else f"best {best:.4f}" if best is not None else "no metric"
+        accuracy = record.get("best_val_accuracy")
+        best = f"best loss {record['best_val_loss']:.4f}" if accuracy is None else f"best accuracy {accuracy:.2%}"
+        result = "diverged" if record["diverged"] else best
         self.say(f"{self._counted} {cell.words}: {result}, {record['seconds']:.1f} s; {self.time_left}")
 
     def failed(self, cell: Cell, error: str) -> None:
