@@ -73,7 +73,7 @@ def _run(config: CompareConfig, study: Study, folder: StudyFolder, planned: dict
     comparable = Comparable(folder.path)
     for record in records.values():
         comparable.admit(record)
-    with listening(deadline) as stop, Screen(planned, records, config.jobs) as screen:
+    with listening(deadline) as stop, Screen(planned, records) as screen:
         schedule = Schedule(folder, records, comparable, config.jobs, stop, screen, epoch_steps)
         schedule.run(cells)
         chosen = choose.choose(study, records)

@@ -88,7 +88,7 @@ class Schedule:
                 while todo and len(active) < self.jobs:
                     active.append(Attempt(todo.pop(0), self.folder))
                 active = [attempt for attempt in active if not self._finished(attempt)]
-                self.screen.show({attempt.cell.key: attempt.step() for attempt in active})
+                self.screen.show([(attempt.cell, attempt.step()) for attempt in active])
                 if active:
                     time.sleep(POLL_SECONDS)
         finally:
