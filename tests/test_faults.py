@@ -45,8 +45,9 @@ def simulate(gradient: Gradient, steps: int = 4, **options: Any) -> tuple[list[T
 
 
 def small_buckets(method: str = "dlion-mavo", **others: Any) -> dict[str, Any]:
-    """The options, and buckets of 128 votes where the method can cut its ballots."""
-    small = {"bucket_bytes": 16} if "bucket_bytes" in METHODS[method].options else {}
+    """The options, and buckets of 128 elements where the method can cut its ballots."""
+    small = {"bucket_bytes": 16 * 32 if method.startswith("g-") else 16}
+    small = small if "bucket_bytes" in METHODS[method].options else {}
     return {"method": method, **small, **others}
 
 
