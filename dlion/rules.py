@@ -218,15 +218,18 @@ class Gradient(Rule):
 
     def _step(self, replica: Replica, grads: dict[Tensor, Tensor]) -> None:
         """Step with `grads` in the place of the local gradients, which are put back."""
-        own = [param.grad for param in replica.params]
+        local_ones = [param.grad for param in replica.params]
         inner = self.optimizer([torch.zeros(1, device="cpu")])
-        inner.param_groups, inner.state = replica.param_groups, replica.state
+        # a frozen parameter may still hold a gradient of this worker's own
+        trained = [[param for param in group["params"] if param.requires_grad] for group in replica.param_groups]
+        inner.param_groups = [group | {"params": own} for group, own in zip(replica.param_groups, trained, strict=True)]
+        inner.state = replica.state
         try:
             for param in replica.params:
                 param.grad = grads.get(param)
             inner.step()
         finally:
-            for param, grad in zip(replica.params, own, strict=True):
+            for param, grad in zip(replica.params, local_ones, strict=True):
                 param.grad = grad
 
 

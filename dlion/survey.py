@@ -67,8 +67,7 @@ class Survey:
                     question = next(questions) if answer is None else questions.send(answer)
                 except StopIteration:
                     break
-            # one number in the place of all of them: enough to tell a blank of the same length
-            asked.append(Question(question.how, question.values.new_zeros(()).expand(question.values.shape)))
+            asked.append(_blank(question))
             with self._phases("wait"):
                 answer = self._answer(question)
         self._asked = asked
@@ -110,6 +109,12 @@ def ask(question: Question, line: Line, stats: Stats) -> Generator[Awaited[Any],
     call = line.all_gather(shard)
     yield call
     return from_shards(call.result, 1, mine.numel())[0]
+
+
+def _blank(question: Question) -> Question:
+    """As long an answer that changes nothing; one number stands in the place of all of them."""
+    neutral = 0.0 if question.how == "sum" else -torch.inf
+    return Question(question.how, question.values.new_full((), neutral).expand(question.values.shape))
 
 
 def _raise_to(total: Tensor, values: Tensor) -> None:

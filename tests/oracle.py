@@ -71,20 +71,25 @@ class Oracle:
 
     def vote_of(self, k: int, number: int, e: int, word: int, grad: list[float] | None) -> int:
         """The vote of worker k on one element: -1 or +1, or 0 where zeros are exact. Moves its momentum."""
-        b1, b2 = self.betas
-        m = self.momenta[k][number][e]
         g = np.float32(0 if grad is None else grad[e])
         if not np.isfinite(g):
             return 1  # does not count
-        message = np.float32(np.float32(m * np.float32(b1)) + np.float32(g * np.float32(1 - b1)))
-        moved = np.float32(np.float32(m * np.float32(b2)) + np.float32(g * np.float32(1 - b2)))
-        self.momenta[k][number][e] = np.float32(0) if abs(moved) < 2.0**-126 else moved
+        message = self.message(k, number, e, g)
         if message != 0:
             return 1 if message > 0 else -1
         if self.zeros == "exact" or self.workers == 1:
             return 0
         bit = mix64(self.t // 2, word, k) >> (e % 64) & 1
         return 1 if bit ^ (self.t & 1) else -1
+
+    def message(self, k: int, number: int, e: int, g: np.float32) -> np.float32:
+        """What the sign is taken of."""
+        b1, b2 = self.betas
+        m = self.momenta[k][number][e]
+        message = np.float32(np.float32(m * np.float32(b1)) + np.float32(g * np.float32(1 - b1)))
+        moved = np.float32(np.float32(m * np.float32(b2)) + np.float32(g * np.float32(1 - b2)))
+        self.momenta[k][number][e] = np.float32(0) if abs(moved) < 2.0**-126 else moved
+        return message
 
     def step_size(self, votes: list[int], word: int) -> float:
         """lr times the verdict, in float64."""

@@ -47,7 +47,8 @@ class Pairs:
         return rows
 
     def blank(self, bucket: Bucket, answers: list[Tensor]) -> Tensor:
-        return self._empty(int(answers[0]) if answers else 0, bucket)
+        longest = float(answers[0])  # -inf if nobody asks for any
+        return self._empty(max(0, int(longest)) if math.isfinite(longest) else 0, bucket)
 
     def decode(self, verdict: Tensor, voters: int) -> list[Entries]:
         """i32[2*workers, width], a relay of rows -> the entries of each voter, in rank order."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dlion.train.config import require
+from dlion.train.legal import require
 from dlion.train.plan.cluster import BACKENDS, Cluster, Link
 from dlion.train.plan.methods import Scene
 from dlion.train.plan.rates import MEASURED_COPY, Rates
@@ -15,7 +15,6 @@ from dlion.train.plan.sizes import Sizes
 from dlion.train.plan.votes import Topology
 from dlion.train.plan.work import Compute
 
-ModelName = Literal["bench", "conv", "vit", "vit-cifar", "gpt"]
 SEVERAL = Parameter(consume_multiple=True, negative="", show_default=False)
 GBIT, MICRO = 1e9 / 8, 1e-6
 POSITIVE = ("bandwidth", "inside_bandwidth", "compute", "memory", "bucket_cap_mb")
@@ -35,8 +34,9 @@ class PlanConfig:
     tensors: int | None = None
     """With --parameters: in how many tensors, each taken as a square matrix. One for each 2^20 parameters by default;
     PowerSGD depends on it."""
-    model: ModelName | None = None
-    """A model of `dlion train`, or bench, the GPT of `dlion bench`, which is taken when nothing else is given."""
+    model: str | None = None
+    """A model of `dlion train` (gpt2pp-350m, vit-b16, ...), or bench, the GPT of `dlion bench`, which is taken when
+    nothing else is given."""
     safetensors: Annotated[tuple[Path, ...], SEVERAL] = ()
     """Files of a model, whose headers give its tensors."""
     workers: int = 32

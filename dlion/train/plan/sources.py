@@ -2,13 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dlion.train.plan.settings import ModelName, PlanConfig
+from dlion.train.config import unknown_name
+from dlion.train.plan.settings import PlanConfig
 from dlion.train.plan.sizes import Shape, Sizes
-
-if TYPE_CHECKING:
-    from dlion.train.tasks import Task
 
 HEADER_LIMIT = 100_000_000  # bytes, as safetensors itself has it
 
@@ -47,33 +44,21 @@ def header_shapes(path: Path) -> list[Shape]:
         raise ValueError(f"--safetensors {path} is not a safetensors file: {error}.") from None
 
 
-def model_shapes(name: ModelName) -> list[Shape]:
-    """Of a model on the inputs of its usual task; no parameter is made."""
+def model_shapes(name: str) -> list[Shape]:
+    """Of a model on the inputs of its usual task; no parameter is made.
+
+    Raises:
+        ValueError: no model has this name.
+    """
     import torch
 
     from dlion.train.bench.model import build_gpt
     from dlion.train.bench.settings import BenchConfig
-    from dlion.train.models import build_model
+    from dlion.train.models import MODELS, build_model
 
-    task = None if name == "bench" else _task(name)
+    if name != "bench" and name not in MODELS:
+        raise unknown_name("model", name, ["bench", *MODELS])
     with torch.device("meta"):
-        model = build_gpt(BenchConfig(), torch.device("meta")) if task is None else build_model(name, task)
+        bench = name == "bench"
+        model = build_gpt(BenchConfig(), torch.device("meta")) if bench else build_model(name, MODELS[name].usual)
     return [tuple(param.shape) for param in model.parameters()]
-
-
-def _task(name: ModelName) -> "Task":
-    """Inputs of the right shape and no data."""
-    import numpy as np
-    import torch
-
-    from dlion.train.data import DataInfo, ImageSet, TextSet
-    from dlion.train.image_task import ImageTask
-    from dlion.train.text_task import CONTEXT, TextTask
-
-    if name == "gpt":
-        nothing = np.zeros(CONTEXT + 1, dtype=np.uint8)
-        return TextTask("text", TextSet("", "", "", "byte", 256, nothing, nothing), default_model=name)
-    images = torch.zeros(0, *((3, 32, 32) if name == "vit-cifar" else (1, 28, 28)), dtype=torch.uint8)
-    labels = torch.zeros(0, dtype=torch.int64)
-    found = ImageSet(DataInfo("", "", "", 0, 0), 10, images, labels, images, labels)
-    return ImageTask("images", found, default_model=name, normalisation=((0.5,), (0.5,)))
