@@ -6,10 +6,11 @@ import json
 import math
 
 import pytest
-from compare_study import STUDY, TOLD, recorded, run_all, told
+from compare_study import STUDY, TOLD, quality, recorded, run_all, told
 
 from dlion.train.compare.cells import Cell, first_stage
 from dlion.train.compare.choose import choose, rule, to_json
+from dlion.train.compare.remarks import DIVERGED, EDGE, SPREAD, remarks
 from dlion.train.compare.report import json_of
 from dlion.train.compare.results import Results
 from dlion.train.compare.study import study_from
@@ -96,6 +97,14 @@ def test_what_was_not_run_is_told() -> None:
     few = dict(list(RECORDS.items())[:-2])
     assert "of 3 not run" in markdown(Results(STUDY, few))
     assert "Nothing has run yet" in markdown(Results(STUDY, {}))
+
+
+def test_remarks_are_those_that_the_table_needs() -> None:
+    assert DIVERGED in remarks(RESULTS) and EDGE in remarks(RESULTS) and SPREAD in remarks(RESULTS)
+    hopeless = Results(STUDY, run_all(STUDY, lambda cell: None if cell.variant == "g-lion" else quality(cell)))
+    assert "Not in the table, since cells are missing or every setting diverged: g-lion." in remarks(hopeless)
+    single = study_from({"train": {"task": "text"}, "metric": "val_loss", "vary": {"method": ["g-lion"], "seed": [1]}})
+    assert remarks(Results(single, {first_stage(single)[0].key: recorded(first_stage(single)[0], 0.5)})) == []
 
 
 def test_the_terminal_shows_the_same_table() -> None:
