@@ -41,6 +41,18 @@ def test_one_that_diverged_is_never_chosen() -> None:
     assert {choice.variant for choice in choose(study, records).values()} == {"terngrad"}  # which has no other
 
 
+def test_the_lowest_loss_is_the_best() -> None:
+    study = study_from(told(metric="val_loss"))
+    found = choose(study, run_all(study))  # losses fall where accuracies rise
+    assert found["g-lion", "workers 4"].point["lr"].label == 0.001
+    assert found["g-lion", "workers 4"].value == pytest.approx(1 - 0.5965 / 2)
+
+
+def test_the_grid_tells_what_diverged() -> None:
+    records = {cell.key: recorded(cell, None if cell.flags["lr"] == 0.01 else 0.5) for cell in first_stage(STUDY)}
+    assert "| 4 | g-lion | 0.01 | 0.1 |  | diverged | 1 of 1 diverged |" in markdown(Results(STUDY, records))
+
+
 def test_nothing_is_chosen_as_long_as_a_cell_is_missing() -> None:
     records = dict(RECORDS)
     (gone,) = [cell for cell in first_stage(STUDY) if cell.variant == "g-lion" and cell.flags["lr"] == 0.01]
