@@ -13,48 +13,21 @@ NEEDS_EXTRA = 'dlion: the command needs more than the library does: pip install 
 
 try:
     from cyclopts import App, CycloptsError, Parameter
-    from cyclopts.config import Dict
 except ModuleNotFoundError:
     print(NEEDS_EXTRA, file=sys.stderr)
     raise SystemExit(2) from None
 
 from dlion.train.bench.settings import BenchConfig  # noqa: E402
 from dlion.train.compare.settings import CompareConfig, study_of  # noqa: E402
-from dlion.train.compare.study import read_study  # noqa: E402
-from dlion.train.config import INSTEAD, TrainConfig, given_in, read_toml, unknown_name  # noqa: E402 (it needs cyclopts)
+from dlion.train.config import TrainConfig, given_in  # noqa: E402 (it needs cyclopts)
+from dlion.train.config_files import from_files, study_named  # noqa: E402
 from dlion.train.few_shot.settings import FewShotConfig  # noqa: E402
 from dlion.train.plan.settings import PlanConfig  # noqa: E402
+from dlion.train.recipes import built_in, locate, read_recipe  # noqa: E402
 
 USER_ERROR = 2
 INTERRUPTED = 130
 UNREAD = 141
-
-
-def from_files(app: App, commands: tuple[str, ...], arguments: Any) -> None:
-    """Fill in the flags that were not given from the file of --config, or from the run of --resume."""
-    if commands != ("train",):
-        return
-    given = {argument.name: argument.tokens for argument in arguments if argument.tokens}
-    paths = [Path(given[flag][0].value) for flag in ("--config", "--resume") if flag in given]
-    if len(paths) > 1:
-        raise ValueError("--config and --resume contradict each other: a resumed run has its own configuration.")
-    if not paths:
-        return
-    path = paths[0] / "config.toml" if "--resume" in given else paths[0]
-    if "--resume" in given and not path.is_file():
-        raise ValueError(
-            f"{paths[0]} holds no run (it has no config.toml): give the folder that `dlion train` reported."
-        )
-    values = read_toml(path)
-    flags = {argument.name.removeprefix("--") for argument in arguments} - {"*", "config", "resume"}
-    for key in values:
-        if key.replace("_", "-") not in flags:
-            raise unknown_name("configuration key", key, sorted(flags))
-    for one, other in INSTEAD.items():
-        for mine, theirs in ((one, other), (other, one)):
-            if f"--{mine}" in given:
-                values = {key: value for key, value in values.items() if key.replace("_", "-") != theirs}
-    Dict(values, source=str(path), use_commands_as_keys=False)(app, commands, arguments)
 
 
 app = App(
@@ -78,6 +51,7 @@ def train(
     out: Path = Path("runs"),
     config: Path | None = None,
     resume: Path | None = None,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Train a model with several workers on this machine, or as a worker of torchrun or another launcher.
 
@@ -88,10 +62,17 @@ def train(
     out
         Folder in which the run gets its own.
     config
-        TOML file with flags as keys, such as the config.toml of a run. Flags on the command line win.
+        TOML file with flags as keys, such as the config.toml of a run, or the name of one of `dlion recipes`. Flags on
+        the command line win.
     resume
         Folder of a run to continue from its last checkpoint. --steps lengthens it.
+    dry_run
+        Train nothing: print the size of the model, steps, tokens, and bytes for each worker.
     """
+    if dry_run:
+        from dlion.train.dry_run import show
+
+        return show(settings, read_recipe(locate(str(config))) if config is not None else None)
     from dlion.train.jobs import Place
     from dlion.train.launch import run
 
@@ -169,7 +150,7 @@ def compare(
     if config is not None and asked:
         raise ValueError(f"--config and {asked[0]} contradict each other: the file describes the whole study.")
     goes_on = config is None and out is not None and (out / "study.toml").is_file() and not asked
-    study = None if goes_on else read_study(config) if config else study_of(settings, train_flags)
+    study = None if goes_on else study_named(config) if config else study_of(settings, train_flags)
     return run(settings, study, out or DEFAULT_OUT / (config.stem if config else settings.task), table_only=table)
 
 
@@ -180,6 +161,23 @@ def _train_flags(words: Sequence[str]) -> dict[str, Any]:
     if strange:
         raise ValueError(f"--{strange[0]} cannot be given to runs of a comparison: leave it out.")
     return given_in(bound.arguments.get("settings", TrainConfig()))
+
+
+@app.command
+def recipes(name: str | None = None) -> int:
+    """List the paper's experiments, which `dlion train --config NAME` runs; or print one, with its comments.
+
+    Parameters
+    ----------
+    name
+        The recipe to print.
+    """
+    if name is not None:
+        print(locate(name).read_text("utf-8"), end="")
+        return 0
+    for one in built_in():
+        print(f"{one:24} {read_recipe(locate(one)).title}")
+    return 0
 
 
 @app.command(name="few-shot")

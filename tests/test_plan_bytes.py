@@ -7,6 +7,7 @@ import torch
 from world import succeed, world
 
 import dlion
+from dlion.methods import METHODS as METHODS_OF_DLION
 from dlion.train.plan.cluster import GLOO, Cluster, Link
 from dlion.train.plan.methods import METHODS, Scene
 from dlion.train.plan.rates import Rates
@@ -61,3 +62,15 @@ def test_bytes_of_topologies(size: int, topology: Topology, method: str) -> None
 def test_bytes_of_buckets(size: int, method: str, options: dict[str, Any]) -> None:
     step = planned(size, LARGE, method, "auto")
     assert (step.sent, step.calls) == counted(size, LARGE, **options)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("method", METHODS_OF_DLION)
+def test_bytes_of_methods(method: str, size: int) -> None:
+    for shapes in (
+        ODD,
+        ((70, 60), (30, 2000), (4,)),
+    ):  # those of the second are worth two factors, or have many entries
+        step = planned(size, shapes, method, "auto")
+        settings = {"keep": 0.04} if method in ("graddrop", "dgc") else {}
+        assert (step.sent, step.calls) == counted(size, shapes, method=method, **settings)

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dlion.channel import Channel, default_group
 from dlion.errors import AgreementError
 from dlion.layout import local, overwrite
+from dlion.tallies import in_rank_order
 
 # not an attribute of the module: a copy of it would keep that, and lose the hook
 _kept_local: "WeakSet[DistributedDataParallel]" = WeakSet()
@@ -49,7 +50,7 @@ def local_gradients(model: nn.Module, process_group: dist.ProcessGroup | None = 
 
 
 def synchronize_buffers(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
-    """Give all workers the same buffers: floating-point ones become the mean, all others rank 0's.
+    """Give all workers the same buffers: floating-point ones become the mean, added in rank order, all others rank 0's.
 
     Call it on all workers before evaluation and before saving; normalisation statistics are local until then.
 
@@ -72,8 +73,9 @@ def synchronize_buffers(model: nn.Module, process_group: dist.ProcessGroup | Non
     for _, buffer in buffers:
         if buffer.is_floating_point():
             wide = torch.promote_types(buffer.dtype, torch.float32)
-            total = buffer.to(channel.device, wide, copy=True, memory_format=torch.contiguous_format)
-            overwrite(buffer, channel.sum_(total).wait() / channel.size)
+            own = buffer.to(channel.device, wide, copy=True, memory_format=torch.contiguous_format)
+            rows = channel.all_gather(own.view(-1)).wait()
+            overwrite(buffer, in_rank_order(rows, Tensor.add_).view(buffer.shape) / channel.size)
     channel.broadcast_([buffer for _, buffer in buffers if not buffer.is_floating_point()])
     return model
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from dlion.layout import local, overwrite
+from dlion.tallies import in_rank_order
 
 
 class Buffers:
@@ -37,13 +38,11 @@ class Buffers:
 
 
 def synchronize(workers: list[Buffers]) -> None:
-    """Give all workers the same: floating-point ones become the mean, summed in rank order, all others worker 0's."""
+    """Give all workers the same: floating-point ones become the mean, added in rank order, all others worker 0's."""
     for values in zip(*(worker.values for worker in workers), strict=True):
         common = values[0]
         if common.is_floating_point():
-            total = common.to(torch.promote_types(common.dtype, torch.float32), copy=True)
-            for other in values[1:]:
-                total += other
-            common = total / len(workers)
+            wide = torch.promote_types(common.dtype, torch.float32)
+            common = in_rank_order(torch.stack([each.to(wide) for each in values]), Tensor.add_) / len(workers)
         for own in values:
             own.copy_(common)

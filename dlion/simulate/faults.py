@@ -9,7 +9,7 @@ ABSENT, LATE, NAN, RANDOM, INVERTED, COLLUDING = "absent", "late", "nan", "rando
 
 ACTS = {
     ABSENT: "computes nothing: its state rests, and it does not vote",
-    LATE: "computes, and its state moves, but its ballots miss the tally",
+    LATE: "computes, and its state moves, but what it says is not counted, neither ballots nor answers of a survey",
     NAN: "all its gradients are NaN; `nonfinite=` says what follows",
     RANDOM: "sends random signs instead of its own",
     INVERTED: "sends the opposite of its own signs",

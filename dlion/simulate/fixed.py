@@ -1,4 +1,4 @@
-"""A tie rule for ablations alone: up, always. It moves parameters that nobody agrees on one way."""
+"""A tie rule for ablations alone: always +1. It moves parameters that nobody agrees on one way."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ FIXED = "fixed"
 
 @dataclass(frozen=True)
 class FixedMajority:
-    """One bit from each voter; a tie goes up."""
+    """One bit from each voter; a tie is +1."""
 
     majority: Majority
     ballot_planes = 1
@@ -20,14 +20,14 @@ class FixedMajority:
 
     def __call__(self, ballots: Tensor, first_word: int, t: int) -> Tensor:
         if len(ballots) % 2 == 0:
-            # one more voter who always says up decides the ties and nothing else
+            # one more voter who always says +1 decides the ties and nothing else
             ballots = torch.cat([ballots, torch.full_like(ballots[:1], -1)])
         return self.majority(ballots, first_word, t)
 
 
 @dataclass(frozen=True)
 class FixedTernaryMajority:
-    """-1, 0 or +1 from each voter; a tie among those who do not abstain goes up."""
+    """-1, 0 or +1 from each voter; a tie among those who do not abstain is +1."""
 
     majority: TernaryMajority
     ballot_planes = 2
@@ -42,7 +42,7 @@ class FixedTernaryMajority:
 
 
 def fixed(count: Count) -> Count:
-    """The same counting with ties that go up."""
+    """The same counting with ties that are +1."""
     if isinstance(count, Majority):
         return FixedMajority(count)
     assert isinstance(count, TernaryMajority)

@@ -43,7 +43,7 @@ class Simulation(Distributed):
             bucket_bytes: as in `dlion.Distributed`. The topology changes what is counted and no bit.
         workers: how many.
         params: parameters, named parameters or groups; None takes `model.named_parameters()`.
-        ties: also "fixed", for ablations: every tie goes up.
+        ties: also "fixed", for ablations: every tie is +1.
         settings: hyper-parameters that only this method has, as in `dlion.Distributed`.
         faults: what goes wrong: `Fault`s, of which the first that fits counts; or a function (rank, step) -> act.
 
@@ -196,8 +196,8 @@ class Simulation(Distributed):
         """Count everybody's ballots and apply the verdicts to the one copy of the parameters.
 
         Raises:
-            ValueError: a worker has not computed in this step; or a closure was given, which would have one gradient
-                for all.
+            ValueError: a worker has not computed in this step, or hyper-parameters changed since the first one did; or
+                a closure was given, which would have one gradient for all.
             NonFiniteGradientError: with `nonfinite="raise"`; nothing was written.
         """
         if closure is not None:
@@ -211,6 +211,10 @@ class Simulation(Distributed):
             self._renew()
             self._end()
             return None
+        if self._hypers() != self._begun_with:
+            raise ValueError(
+                "learning rates or other hyper-parameters changed after the first worker had computed: set them before"
+            )
         for worker in self._team.workers:
             if not (worker.spoke or worker.absent):
                 raise ValueError(
@@ -218,21 +222,20 @@ class Simulation(Distributed):
                     f"simulation.worker({worker.rank})`, or give it the fault 'absent'"
                 )
         try:
-            first, moved = self._team.workers[0], False
-            first.replica.hypers = self._hypers()  # learning rates count as they are now
+            actor, moved = self._team.actor, False
             with self.phases("ballot"):
                 self._team.survey(self.stats.steps)
             for bucket, verdict, header in self._team.decided():
                 if header.voters:
                     with self.phases("apply"):
-                        first.steps.apply(first.replica, bucket, verdict, header.voters, first.moment)
+                        actor.steps.apply(actor.replica, bucket, verdict, header.voters, actor.moment)
                     moved = True
-            first.steps.finish(first.replica)
+            actor.steps.finish(actor.replica)
         finally:
             self._end()
         self._team.count(moved)
         for group in self.param_groups:
-            group["t"] = first.moment.t + moved
+            group["t"] = actor.moment.t + moved
         return None
 
     def _begin(self) -> None:
@@ -242,20 +245,20 @@ class Simulation(Distributed):
         self._idle = not self.state and all(float(group["lr"]) == 0 for group in self.param_groups)
         if not self._idle and layout_key(self.param_groups, self.state) != self._key:
             self._renew()
-        hypers = self._hypers()
+        self._begun_with = self._hypers()
         for worker in self._team.workers:
             act = self._schedule(worker.rank, self.stats.steps)
             if act is not None:
                 Fault(act, ())  # an unknown one is a ValueError
             worker.act, worker.spoke = act, False
             if not self._idle:
-                worker.begin(self.param_groups[0]["t"], act, hypers)
+                worker.begin(self.param_groups[0]["t"], act, self._begun_with)
         self._begun = True
 
     def _end(self) -> None:
         """The step is over, well or not."""
         self._begun = False
-        self._team.forget()
+        self._team.end()
         self._team.workers[0].buffers.put()
 
     def _renew(self) -> None:

@@ -68,20 +68,23 @@ class Team:
         return Worker(seat.rank, rule, steps, Stats(), seat, defaultdict(dict), Buffers(model))
 
     def bind(self, param_groups: list[dict[str, Any]], state: Any) -> None:
-        """Take up these parameters; `state` is worker 0's, and everybody's where the method shares it."""
-        first = self.workers[0]
+        """Take up these parameters; `state` is worker 0's."""
         self.layout = Layout.of(param_groups, self.wire.bucket_elements(self._options.bucket_bytes), self.wire.up.align)
         words = sum(bucket.words for bucket in self.layout.buckets)
+        first, name = self.workers[0], self._options.topology
         first.state = state
-        first.rule.allocate(Replica(param_groups, state))
-        shared = bool(first.rule.shared_state(Replica(param_groups, state)))
         for worker in self.workers:
-            if shared:
-                worker.state = state
             worker.replica = Replica(param_groups, worker.state)
+            if worker is not first:
+                share(first, worker)
             worker.rule.allocate(worker.replica)
             lines = Lines(worker.seat, worker.seat) if len(self.workers) > 1 else None
-            worker.topology = choose_topology(self._options.topology, lines, worker.stats, words, self.wire.replicate)
+            worker.topology = choose_topology(name, lines, worker.stats, words, self.wire.replicate)
+
+    @property
+    def actor(self) -> Worker:
+        """Who does for all what all do with the verdicts: the first who knows what was asked and answered before."""
+        return next((worker for worker in self.workers if not worker.absent), self.workers[0])
 
     @cached_property
     def attack(self) -> Attack:
@@ -123,11 +126,13 @@ class Team:
     def _let_speak(self, worker: Worker, step: int) -> None:
         worker.speak(self.layout.buckets, Status[self._options.nonfinite.upper()], lambda: self.attack, step)
 
-    def forget(self) -> None:
-        """The step is over, well or not."""
+    def end(self) -> None:
+        """The step is over, well or not; who was absent takes up what all share."""
         self._asked, self._answers = {}, []
         for worker in self.workers:
             worker.forget()
+            if worker.absent:
+                share(self.actor, worker)
 
     def decided(self) -> Iterable[Reading]:
         """The verdicts to apply: those of all buckets first, where one of them can forbid the others.
@@ -154,3 +159,10 @@ class Team:
         for worker in self.workers:
             worker.stats.stepped(self.layout.numel, len(self.workers))
             worker.stats.skipped += not moved
+
+
+def share(giver: Worker, taker: Worker) -> None:
+    """Let two workers have the same tensors where the method's state is common to all: so it is kept once."""
+    common = {id(tensor) for tensor in giver.rule.shared_state(giver.replica)}
+    for param, kept in giver.state.items():
+        taker.state[param] |= {name: value for name, value in kept.items() if id(value) in common}

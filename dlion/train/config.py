@@ -130,6 +130,8 @@ class TrainConfig(ModelShape, Reading, MethodFlags):
             raise ValueError(
                 "--overlap and --clip-norm contradict each other: gradients have voted before they could be clipped."
             )
+        if self.shared_epochs and self.epochs is None:
+            raise ValueError("--shared-epochs means nothing without --epochs: give both, or neither.")
         if self.steps is not None and self.epochs is not None:
             raise ValueError(
                 f"--steps {self.steps} and --epochs {self.epochs} contradict each other: give one of them."
@@ -172,6 +174,7 @@ def settle(
     """Fill in what the user left open, from the method (`lr`, `betas`) and from what task and launcher say."""
     steps = config.epochs * steps_per_epoch if config.epochs else config.steps or DEFAULT_STEPS
     given = asdict(config) | {"model": model, "workers": workers, "steps": steps, "epochs": None}
+    given["shared_epochs"] = False
     given["lr"] = config.lr or lr
     given["betas"] = config.betas or betas
     for name in ("data", "init_from"):

@@ -79,7 +79,7 @@ def check(config: TrainConfig, workers: int) -> Settled:
     task = task_of(config)
     with torch.device("meta"):  # whether it fits is seen without its memory
         build_model(config.model, task, config)
-    sizes = _batch_sizes(config, workers)
+    sizes = batch_sizes_of(config, workers)
     task.batch(seed=config.seed, rank=workers - 1, workers=workers, step=0, size=1, iid=config.iid)
     defaults = METHODS[config.method].rule(reference, "nearest", None).defaults()
     settled = settle(
@@ -95,7 +95,7 @@ def check(config: TrainConfig, workers: int) -> Settled:
     return settled
 
 
-def _batch_sizes(config: TrainConfig, workers: int) -> tuple[int, ...]:
+def batch_sizes_of(config: TrainConfig, workers: int) -> tuple[int, ...]:
     """Of each worker; unequal ones take as long for an epoch as their mean would."""
     sizes = config.batch_sizes or (config.batch_size,) * workers
     if len(sizes) != workers:

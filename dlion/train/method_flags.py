@@ -11,7 +11,7 @@ class MethodFlags:
     """What a method is told beside learning rate, betas and weight decay. None: its own default."""
 
     ties: Literal["rotate", "alternate", "zero", "fixed"] | None = None
-    """What an even majority does: rotate unless given; zero needs --zeros exact, fixed (always up) needs --simulate."""
+    """What an even majority does: rotate unless given; zero needs --zeros exact, fixed (always +1) needs --simulate."""
     zeros: Literal["balanced", "exact"] = "balanced"
     """What a worker says where its update is exactly zero; exact takes two bits on the wire. Of the votes."""
     keep: float | None = None

@@ -54,43 +54,52 @@ class Tokenised:
 
 @dataclass(frozen=True)
 class Named:
-    """A model by its sizes, which flags of the same names change; `architecture` is what they are the sizes of."""
+    """A model by its sizes, which flags of the same names change.
+
+    Attributes:
+        architecture: what they are the sizes of. usual: what it is made for, for plans without data.
+    """
 
     description: str
     architecture: type[Conv] | type[Vit] | type[Gpt] | type[PretrainedLm]
     sizes: dict[str, int]
+    usual: Pictured | Tokenised
 
     @property
     def takes_images(self) -> bool:
         return self.architecture in (Conv, Vit)
 
 
-def _vit(description: str, layers: int, heads: int, width: int, hidden: int, patch: int) -> Named:
+_FASHION, _CIFAR, _IMAGENET = Pictured((1, 28, 28), 10), Pictured((3, 32, 32), 10), Pictured((3, 224, 224), 1000)
+_BYTES, _GPT2, _LLAMA = Tokenised(256, 128), Tokenised(50257, 1024), Tokenised(32000, 2048)
+
+
+def _vit(usual: Pictured, text: str, layers: int, heads: int, width: int, hidden: int, patch: int) -> Named:
     sizes = {"layers": layers, "heads": heads, "width": width, "hidden": hidden, "patch": patch}
-    return Named(description, Vit, sizes)
+    return Named(text, Vit, sizes, usual)
 
 
-def _gpt(description: str, layers: int, heads: int, width: int, hidden: int) -> Named:
-    return Named(description, Gpt, {"layers": layers, "heads": heads, "width": width, "hidden": hidden})
+def _gpt(usual: Tokenised, text: str, layers: int, heads: int, width: int, hidden: int) -> Named:
+    return Named(text, Gpt, {"layers": layers, "heads": heads, "width": width, "hidden": hidden}, usual)
 
 
 MODELS: dict[str, Named] = {
-    "conv": Named("small convolutional net for images", Conv, {}),
-    "vit": _vit("small vision transformer", 4, 4, 64, 128, 4),
+    "conv": Named("small convolutional net for images", Conv, {}, _FASHION),
+    "vit": _vit(_FASHION, "small vision transformer", 4, 4, 64, 128, 4),
     # Layers, heads and width are the paper's; it does not say the patch nor the width of the MLP: 4 and 512 are those
     # of the usual CIFAR ViT.
-    "vit-cifar": _vit("the paper's vision transformer for CIFAR-10", 6, 8, 512, 512, 4),
+    "vit-cifar": _vit(_CIFAR, "the paper's vision transformer for CIFAR-10", 6, 8, 512, 512, 4),
     # The names fix these sizes (Dosovitskiy et al. 2021, table 1; DeiT for S). Classified by the mean of the tokens, no
     # biases in attention.
-    "vit-s16": _vit("ViT-S/16", 12, 6, 384, 1536, 16),
-    "vit-b16": _vit("ViT-B/16", 12, 12, 768, 3072, 16),
-    "gpt": _gpt("small GPT2++ (gated MLPs and RMSNorm) for text", 4, 4, 96, 256),
+    "vit-s16": _vit(_IMAGENET, "ViT-S/16", 12, 6, 384, 1536, 16),
+    "vit-b16": _vit(_IMAGENET, "ViT-B/16", 12, 12, 768, 3072, 16),
+    "gpt": _gpt(_BYTES, "small GPT2++ (gated MLPs and RMSNorm) for text", 4, 4, 96, 256),
     # The paper gives neither layers nor widths. 350M and 760M are the names of GPT-3's second and third model (24
     # layers of width 1,024 and 1,536, 16 heads; Brown et al. 2020, table 2.1), and a gated MLP of 8/3 of the width
     # (rounded up to a multiple of 16) has as many parameters as theirs of 4.
-    "gpt2pp-350m": _gpt("GPT2++ of 354.9 M parameters", 24, 16, 1024, 2736),
-    "gpt2pp-760m": _gpt("GPT2++ of 758.3 M parameters", 24, 16, 1536, 4096),
-    CAUSAL_LM: Named("a causal language model of transformers, from the folder --pretrained", PretrainedLm, {}),
+    "gpt2pp-350m": _gpt(_GPT2, "GPT2++ of 354.9 M parameters", 24, 16, 1024, 2736),
+    "gpt2pp-760m": _gpt(_GPT2, "GPT2++ of 758.3 M parameters", 24, 16, 1536, 4096),
+    CAUSAL_LM: Named("a causal language model of transformers, from the folder --pretrained", PretrainedLm, {}, _LLAMA),
 }
 
 

@@ -1,8 +1,10 @@
 """Packages that only some tasks need, imported when they are used."""
 
+import io
 import logging
-import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from importlib import import_module
 from typing import Any
 
@@ -30,10 +32,15 @@ def data_sets() -> Any:
     return module
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let progress bars, which packages write to standard error, be seen only where somebody watches them."""
+    with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+        yield
+
+
 def harness() -> Any:
-    """The package `lm_eval`, quiet where nobody watches; its warnings are about what dlion sets on purpose."""
-    if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported
+    """The package `lm_eval`, without its warnings, which are about what dlion sets on purpose."""
     module = needed("lm_eval", "lm_eval", "dlion few-shot")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     return module

@@ -1,5 +1,6 @@
 """Prediction of each next token of a stream, which has no random access."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -45,7 +46,7 @@ class StreamTask:
     default_model: str
     context: int
     metric: str | None = None
-    _places: dict[tuple[int, int, int], _Place] = field(default_factory=dict)
+    _places: dict[tuple[int, ...], _Place] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.text.valid) <= self.context:
@@ -67,7 +68,7 @@ class StreamTask:
     ) -> tuple[Tensor, Tensor]:
         if not iid:
             raise ValueError("--no-iid needs data with random access: leave out --stream")
-        key = (seed, rank, workers)
+        key = (os.getpid(), seed, rank, workers)  # a fork does not go on where its launcher, with its files, had got to
         place = self._places.get(key)
         if place is None or place.window > step * size:
             place = self._places[key] = _Place(self.text.rows(seed, rank, workers))

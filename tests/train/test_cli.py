@@ -94,7 +94,7 @@ def test_help_and_version_do_not_import_torch() -> None:
     code = (
         "import sys\nfrom dlion.cli import main\n"
         "assert main(['--help']) == main(['train', '--help']) == main(['--version']) == main(['eval', '--help']) == 0\n"
-        "assert main(['bench', '--help']) == 0\n"
+        "assert main(['bench', '--help']) == main(['few-shot', '--help']) == main(['recipes']) == 0\n"
         "print([name for name in ('torch', 'numpy', 'matplotlib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)

@@ -1,15 +1,19 @@
 """Guards what a study is: its file, the cells it asks for, their order and identity, and what may join it."""
 
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 from compare_study import STUDY, TOLD, told
 
+from dlion.methods import METHODS
 from dlion.train.compare.cells import first_stage, second_stage, unchosen
 from dlion.train.compare.choose import choose
 from dlion.train.compare.settings import CompareConfig, study_of
-from dlion.train.compare.study import study_from, toml_of
+from dlion.train.compare.study import read_study, study_from, toml_of
+
+STUDIES = Path(__file__).resolve().parents[2] / "docs" / "studies"
 
 
 def test_a_study_survives_its_file() -> None:
@@ -144,3 +148,14 @@ def test_flags_make_a_study_too() -> None:
     assert study.axes == ["workers", "iid"] and list(study.grid) == ["lr", "weight-decay"]
     assert {cell.workers for cell in first_stage(study)} == {2} and len(first_stage(study)) == 2 * 3 * 2
     assert study_from(tomllib.loads(toml_of(study))) == study
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_studies_of_this_repository_ask_for_runs_that_there_are(path: Path) -> None:
+    study = read_study(path)
+    cells = [*first_stage(study), *unchosen(study)]
+    assert len({cell.key for cell in cells}) == len({cell.name for cell in cells})
+    for cell in cells:
+        assert cell.config.method in METHODS
+    assert study.tune is None or study.tune["seed"] not in study.vary["seed"]  # winners of a search are partly lucky
+    assert "metric" in path.read_text() and study.title and study.notes

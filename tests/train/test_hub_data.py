@@ -77,10 +77,10 @@ def test_a_batch_is_a_function_of_seed_rank_and_step(folder, stream):
 
 
 def test_epochs_need_data_whose_size_is_known():
-    assert steps_per_epoch(TrainConfig(epochs=1, batch_size=8), 2, 800) == 100
-    assert steps_per_epoch(TrainConfig(epochs=1, batch_size=8, shared_epochs=True), 2, 801) == 51
+    assert steps_per_epoch(TrainConfig(epochs=1), (8, 8), 800) == 100
+    assert steps_per_epoch(TrainConfig(epochs=1, shared_epochs=True), (8, 8), 801) == 51
     with pytest.raises(ValueError, match="give --steps for a stream"):
-        steps_per_epoch(TrainConfig(epochs=1), 2, 0)
+        steps_per_epoch(TrainConfig(epochs=1), (8, 8), 0)
 
 
 def test_a_stream_gives_every_document_to_one_worker_and_none_of_those_held_back(folder):

@@ -50,8 +50,9 @@ def test_only_answers_are_targets(folder, task):
     inputs, targets = task.batch(seed=0, rank=0, workers=2, step=3, size=6)
     known = {}
     for row in ROWS:
-        prompt, answer = encode([prompt_of(row["instruction"], row["input"]), row["output"]])
-        known[tuple([0, *prompt])] = [*answer, 1]
+        text = prompt_of(row["instruction"], row["input"])
+        prompt, both = encode([text, text + row["output"]])
+        known[tuple([0, *both[: len(prompt)]])] = [*both[len(prompt) :], 1]
     longest = 0
     for row, marked in zip(inputs.tolist(), targets.tolist(), strict=True):
         start = next(at for at, target in enumerate(marked) if target != -100)

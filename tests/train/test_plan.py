@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dlion import channel, header, layout, methods, options, topology
+from dlion import channel, header, layout, methods, options, survey, topology
 from dlion.train.plan import votes
 from dlion.train.plan.break_even import break_even
 from dlion.train.plan.cluster import GLOO, NCCL, Call, Cluster, Cost, Kind, Link
@@ -161,7 +161,8 @@ def test_every_method_is_planned() -> None:
 
 def test_constants_are_the_optimizers() -> None:
     assert (votes.BUCKET_BYTES, votes.OVERLAP_BYTES) == (options.BUCKET_BYTES, options.OVERLAP_BYTES)
-    assert votes.WORD_BITS == layout.WORD and votes.HEADER_BYTES == 8 * header.WORDS
+    assert votes.WORD_BITS == layout.WORD and votes.HEADER_BYTES == header.NBYTES
+    assert votes.GATHERED == survey.GATHERED
     assert votes.REPLICATED_WORDS == topology.REPLICATED_WORDS
     assert GLOO.direct_bytes == channel.DIRECT_BYTES
 

@@ -14,10 +14,18 @@ from safetensors.torch import save_file
 from dlion.cli import main
 from dlion.train.bench.model import build_gpt
 from dlion.train.bench.settings import BenchConfig
+from dlion.train.models import MODELS
 from dlion.train.plan.methods import METHODS
 from dlion.train.plan.settings import PlanConfig
 from dlion.train.plan.sizes import Sizes
 from dlion.train.plan.sources import model_shapes, sizes_of
+from dlion.train.pretrained import CAUSAL_LM
+
+RECIPES = [
+    ("cifar10-vit", 9_519_626, 4),
+    ("openwebtext-gpt2pp-760m", 758_300_000, 32),
+    ("instruct-llama-7b", 6_738_415_616, 4),
+]
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +67,17 @@ def test_the_tables_name_what_matters(capsys: pytest.CaptureFixture[str]) -> Non
         assert words in said, words
 
 
+@pytest.mark.parametrize("workers", ["1", "2", "4"])
+def test_few_workers_have_a_plan(workers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--parameters", "1e5", "--workers", workers, "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert ("1 worker on one node" in said) is (workers == "1") and "on one node" in said
+    result = json.loads((tmp_path / "plan.json").read_text())
+    evens = [found["break_even"] for found in result["methods"].values()]
+    assert (evens == [None] * len(evens)) is (workers == "1")
+    assert (tmp_path / "index.html").stat().st_size > 10_000
+
+
 def test_a_count_needs_no_torch(tmp_path: Path) -> None:
     code = "import sys; from dlion.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     arguments = [sys.executable, "-c", code, "plan", "--parameters", "7e9"]
@@ -83,6 +102,9 @@ def test_nothing_is_written_without_a_folder(tmp_path: Path) -> None:
         (["--latency", "-1"], "--latency must be a finite number, 0 or greater, and -1.0 was given."),
         (["--adamw-ns", "nan"], "--adamw-ns must be a finite number, 0 or greater, and nan was given."),
         (["--backward-share", "1.5"], "--backward-share must be 0 to 1, and 1.5 was given."),
+        (["--model", "gtp"], "unknown model 'gtp': did you mean gpt?"),
+        (["--recipe", "cifar"], "unknown recipe 'cifar': did you mean cifar10-vit?"),
+        (["--model", "causal-lm"], "unknown model 'causal-lm'"),
         (["--keep", "0"], "--keep must be above 0 and at most 1, and 0.0 was given."),
         (["--safetensors", "nowhere"], "--safetensors nowhere cannot be read: No such file or directory."),
     ],
@@ -120,11 +142,23 @@ def test_a_count_is_kept(parameters: int, tensors: int | None) -> None:
         assert sizes.tensors in (tensors, tensors + 1)
 
 
-@pytest.mark.parametrize("name", ["bench", "conv", "vit", "vit-cifar", "gpt"])
-def test_models_have_their_shapes(name: Any) -> None:
+@pytest.mark.parametrize("name", ["bench", *(name for name in MODELS if name != CAUSAL_LM)])
+def test_models_have_their_shapes(name: str) -> None:
     sizes = Sizes.of(name, model_shapes(name))
-    known = {"bench": 4_902_144, "conv": 105_866}
-    assert sizes.parameters == known.get(name, sizes.parameters) and sizes.tensors > 5
+    known = {"bench": 4_902_144, "conv": 105_866, "gpt2pp-350m": 354_900_000, "gpt2pp-760m": 758_300_000}
+    assert sizes.parameters == pytest.approx(known.get(name, sizes.parameters), rel=1e-3) and sizes.tensors > 5
+
+
+@pytest.mark.parametrize(("name", "parameters", "workers"), RECIPES)
+def test_recipes_have_their_sizes_and_workers(
+    name: str, parameters: float, workers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--recipe", name]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"Recipe {name} (") and f"; {workers} workers" in " ".join(said.split())
+    assert sizes_of(PlanConfig(recipe=name)).parameters == pytest.approx(parameters, rel=1e-3)
+    assert main(["plan", "--recipe", name, "--workers", "7"]) == 0
+    assert "; 7 workers" in " ".join(capsys.readouterr().out.split())
 
 
 def test_factors_are_those_of_torchs_hook() -> None:

@@ -80,9 +80,10 @@ def volume(nbytes: float) -> str:
 
 
 def rate(mbit_per_s: float) -> str:
-    """'93 Mbit/s', '1.2 Gbit/s'."""
-    if mbit_per_s >= 1000:
-        return f"{mbit_per_s / 1000:.3g} Gbit/s"
+    """'93 Mbit/s', '1.2 Gbit/s', '3 Tbit/s'."""
+    for unit, size in (("Tbit/s", 1e6), ("Gbit/s", 1e3)):
+        if mbit_per_s >= size:
+            return f"{mbit_per_s / size:.3g} {unit}"
     return f"{mbit_per_s:.3g} Mbit/s"
 
 

@@ -67,19 +67,23 @@ class Cell:
         return workers
 
     @property
-    def samples_per_step(self) -> int:
-        """Of all workers."""
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Of each worker."""
         config = self.config
-        return sum(config.batch_sizes or (config.batch_size,) * self.workers) * config.accumulate
+        return config.batch_sizes or (config.batch_size,) * self.workers
+
+    @property
+    def steps(self) -> int:
+        """Its length; where that is told in epochs, by a size of the training set that is the same for all cells."""
+        config = self.config
+        if config.epochs:
+            return config.epochs * ceil(50_000 * self.workers / (sum(self.batch_sizes) * config.accumulate))
+        return config.steps or DEFAULT_STEPS
 
     @property
     def work(self) -> float:
         """About how long it takes, in a unit of its own: samples, where every worker is computed on one machine."""
-        config = self.config
-        steps = config.steps or DEFAULT_STEPS
-        if config.epochs:  # with any size of an epoch, the same for all cells
-            steps = config.epochs * ceil(50_000 * self.workers / self.samples_per_step)
-        return float(self.samples_per_step * steps)
+        return float(sum(self.batch_sizes) * self.config.accumulate * self.steps)
 
     @property
     def arguments(self) -> list[str]:

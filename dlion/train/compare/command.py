@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from math import ceil
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from dlion.train.compare.screen import Screen
 from dlion.train.compare.settings import CompareConfig
 from dlion.train.compare.study import Study, read_study
 from dlion.train.found_ranks import is_found
-from dlion.train.jobs import check, data_of
+from dlion.train.jobs import check, steps_per_epoch, task_of
 
 DEFAULT_OUT = Path("compare-runs")
 
@@ -60,7 +59,7 @@ def settle(study: Study, data: str | None) -> Study:
         study = replace(study, tune=None)
     if study.metric is None:
         cell = first_stage(study)[0]
-        task = data_of(cell.config.task, cell.config.data)
+        task = task_of(cell.config)
         study = replace(study, metric="val_accuracy" if task.metric == "accuracy" else "val_loss")
     return study
 
@@ -68,13 +67,13 @@ def settle(study: Study, data: str | None) -> Study:
 def _run(config: CompareConfig, study: Study, folder: StudyFolder, planned: dict[str, float]) -> int:
     deadline = None if config.limit_minutes is None else time.monotonic() + 60 * config.limit_minutes
     cells = first_stage(study)
-    folder.claim(replace(study, train={flag: value for flag, value in study.train.items() if flag != "data"}))
+    folder.claim(study.anywhere())
     records = folder.records()
     refuse_other_versions(records, folder.path)
     comparable = Comparable(folder.path)
     for record in records.values():
         comparable.admit(record)
-    with listening(deadline) as stop, Screen(planned, records, config.jobs) as screen:
+    with listening(deadline) as stop, Screen(planned, records) as screen:
         schedule = Schedule(folder, records, comparable, config.jobs, stop, screen, epoch_steps)
         schedule.run(cells)
         chosen = choose.choose(study, records)
@@ -111,8 +110,8 @@ def check_all(cells: Iterable[Cell]) -> None:
 def epoch_steps(cell: Cell) -> int:
     """Steps after which each worker has seen as many samples as the training set has."""
     config = cell.config
-    size = data_of(config.task, config.data).info.train_size
-    return ceil(size * cell.workers / cell.samples_per_step)
+    steps = steps_per_epoch(config, cell.batch_sizes, task_of(config).info.train_size)
+    return max(1, steps)  # a stream has no epochs: each step counts as one
 
 
 def refuse_other_versions(records: Mapping[str, Record], where: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from dlion.train.compare import figures
 from dlion.train.compare.cells import said
-from dlion.train.compare.choose import metric_of
+from dlion.train.compare.choose import metric_of, unsearched
 from dlion.train.compare.figures import Against
 from dlion.train.compare.looks import key
 from dlion.train.compare.results import Record, Results
@@ -59,7 +59,7 @@ def page_of(results: Results, mbit: float, step_ms: float | None) -> bytes:
         *_figures(results, mbit, seconds, measured=step_ms is None),
         _section("The grid", _paragraph(f"{TITLES[metric_of(study)]}:"), _grid(results)),
         '<div class="tables">',
-        f"<section><h2>All runs</h2>{table({f: v for f, v in study.train.items() if f != 'data'})}</section>",
+        f"<section><h2>All runs</h2>{table(study.train)}</section>",
         f"<section><h2>Made by</h2>{table(_environment(results))}</section>",
         "</div>",
     ]
@@ -67,9 +67,8 @@ def page_of(results: Results, mbit: float, step_ms: float | None) -> bytes:
 
 
 def _table(results: Results) -> str:
-    searched = bool(results.study.grid or results.study.grid_of)
     said_below = [SPREAD, DIFFERENCE if len(results.study.variants) > 1 else ""]
-    said_below += [how_chosen(results)] if searched else []
+    said_below += [] if unsearched(results.study) else [how_chosen(results)]
     body = grid(best_columns(results, results.metrics), best_rows(results, results.metrics))
     return _section("Each at its best setting", body, _paragraph(" ".join(text for text in said_below if text)))
 

@@ -17,7 +17,7 @@ def write_reports(
     folder: StudyFolder, study: Study, records: dict[str, Record], mbit: float, step_ms: float | None
 ) -> None:
     """Write table.md, table.csv, report.json and report.html from what is recorded, and show the table."""
-    results = Results(study, records)
+    results = Results(study.anywhere(), records)
     write_whole(folder.path / "table.md", markdown(results).encode())
     write_whole(folder.path / "table.csv", csv_of(results).encode())
     write_whole(folder.path / "report.json", (json.dumps(json_of(results), indent=1) + "\n").encode())

@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,13 +24,11 @@ class Stop:
         self.signal = 0
         self.at_once = False
         self._deadline = deadline
-        self._woken = threading.Event()
 
     def received(self, number: int, _: FrameType | None) -> None:
         """Handles a signal."""
         self.at_once = self.signal != 0
         self.signal = number
-        self._woken.set()
 
     @property
     def time_is_up(self) -> bool:
@@ -42,11 +39,6 @@ class Stop:
     def asked(self) -> bool:
         """Whether to end."""
         return self.signal != 0 or self.time_is_up
-
-    def wait(self, seconds: float) -> None:
-        """Until a signal comes, at most `seconds`."""
-        self._woken.wait(seconds)
-        self._woken.clear()
 
 
 @contextmanager
@@ -96,9 +88,9 @@ class Schedule:
                 while todo and len(active) < self.jobs:
                     active.append(Attempt(todo.pop(0), self.folder))
                 active = [attempt for attempt in active if not self._finished(attempt)]
-                self.screen.show({attempt.cell.key: attempt.step() for attempt in active})
+                self.screen.show([(attempt.cell, attempt.step()) for attempt in active])
                 if active:
-                    self.stop.wait(POLL_SECONDS)
+                    time.sleep(POLL_SECONDS)
         finally:
             for attempt in active:
                 attempt.kill()

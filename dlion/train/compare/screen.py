@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TextIO
 
@@ -21,7 +21,7 @@ class Screen:
         done: keys of those that are recorded already.
     """
 
-    def __init__(self, planned: dict[str, float], done: Iterable[str], jobs: int, stream: TextIO | None = None) -> None:
+    def __init__(self, planned: dict[str, float], done: Iterable[str], stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         console = Console(file=self._stream, highlight=False)
         self._bar: Progress | None = None
@@ -31,10 +31,9 @@ class Screen:
         self._planned = planned
         self._left = {key: work for key, work in planned.items() if key not in set(done)}
         self._task = None if self._bar is None else self._bar.add_task("", total=sum(planned.values()), left="")
-        self._jobs = jobs
         self._began = time.monotonic()
         self._work = 0.0
-        self._steps: dict[str, float] = {}
+        self._running = 0.0
 
     def __enter__(self) -> "Screen":
         if self._bar is not None:
@@ -71,8 +70,9 @@ class Screen:
     def finished(self, cell: Cell, record: Record) -> None:
         """A cell is recorded."""
         self._count(cell)
-        best = record["best_val_loss"] if record.get("val_accuracy") is None else record["best_val_accuracy"]
-        result = "diverged" if record["diverged"] else f"best {best:.4f}" if best is not None else "no metric"
+        accuracy = record.get("best_val_accuracy")
+        best = f"best loss {record['best_val_loss']:.4f}" if accuracy is None else f"best accuracy {accuracy:.2%}"
+        result = "diverged" if record["diverged"] else best
         self.say(f"{self._counted} {cell.words}: {result}, {record['seconds']:.1f} s; {self.time_left}")
 
     def failed(self, cell: Cell, error: str) -> None:
@@ -80,12 +80,14 @@ class Screen:
         self._count(cell)
         self.say(f"{self._counted} error: {error}")
 
-    def show(self, steps: dict[str, int]) -> None:
-        """How far the cells under way are."""
+    def show(self, running: Sequence[tuple[Cell, int]]) -> None:
+        """How far the cells under way are: each with its last step."""
+        self._running = sum(cell.work * min(1.0, step / cell.steps) for cell, step in running)
         if self._bar is None or self._task is None:
             return
-        done = sum(self._planned.values()) - sum(self._left.values())
-        under_way = f", {len(steps)} running, step {' '.join(map(str, steps.values()))}" if steps else ""
+        done = sum(self._planned.values()) - sum(self._left.values()) + self._running
+        steps = " ".join(str(step) for _, step in running)
+        under_way = f", {len(running)} running, step {steps}" if running else ""
         with suppress(OSError):
             self._bar.update(
                 self._task,
@@ -99,9 +101,10 @@ class Screen:
     @property
     def time_left(self) -> str:
         """'about 14 min left'."""
-        if not self._work:
+        done = self._work + self._running
+        if not done:
             return "time left unknown yet"
-        seconds = (time.monotonic() - self._began) / self._work * sum(self._left.values())
+        seconds = (time.monotonic() - self._began) / done * (sum(self._left.values()) - self._running)
         return f"about {_duration(seconds)} left"
 
     @property
@@ -110,6 +113,7 @@ class Screen:
 
     def _count(self, cell: Cell) -> None:
         self._work += self._left.pop(cell.key, 0.0)
+        self._running = 0.0  # until it is shown again
 
 
 def _duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ which the variants meet.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,10 @@ class Study:
     def searched(self, variant: str) -> Axes:
         """The grid of a variant."""
         return self.grid | self.grid_of.get(variant, {})
+
+    def anywhere(self) -> "Study":
+        """The same without where the data lie, for files that others read."""
+        return replace(self, train={flag: value for flag, value in self.train.items() if flag != "data"})
 
     def differences(self, held: "Study") -> list[str]:
         """Why cells of this study may not join those of `held`: it may have more variants, conditions, seeds and

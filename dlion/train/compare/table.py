@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dlion.train.compare.cells import said
-from dlion.train.compare.choose import metric_of, rule
+from dlion.train.compare.choose import metric_of, rule, unsearched
 from dlion.train.compare.results import Results, Row
 
 TITLES = {
@@ -156,7 +156,7 @@ def section(results: Results) -> str:
             *rows_of(best_columns(results, results.metrics), best_rows(results, results.metrics)),
             "",
             f"{SPREAD} {DIFFERENCE if len(study.variants) > 1 else ''}".strip(),
-            *([] if not study.grid and not study.grid_of else ["", how_chosen(results)]),
+            *([] if unsearched(study) else ["", how_chosen(results)]),
             "",
             "<details><summary>The grid</summary>",
             "",
@@ -181,7 +181,7 @@ def made_of(results: Results) -> str:
         return "Nothing has run yet."
     record = next(iter(results.records.values()))
     versions = ", ".join(f"{name} {version}" for name, version in sorted(record["versions"].items()))
-    flags = " ".join(f"--{flag} {said(value)}" for flag, value in results.study.train.items() if flag != "data")
+    flags = " ".join(f"--{flag} {said(value)}" for flag, value in results.study.train.items())
     how = "simulated workers" if results.study.simulate else "real workers"
     data = sorted(
         {f"{one['data']['name']} (SHA-256 {one['data']['sha256'][:16]}…)" for one in results.records.values()}
@@ -229,5 +229,6 @@ def show(results: Results, stream: TextIO | None = None) -> None:
     with suppress(OSError, SystemExit):  # rich wants to end the process where nobody reads on, as after `| head`
         console.print()
         console.print(table)
-        console.print()
-        console.print(how_chosen(results), style="dim")
+        if not unsearched(results.study):
+            console.print()
+            console.print(how_chosen(results), style="dim")

@@ -113,10 +113,11 @@ def prompt_of(instruction: str, about: str) -> str:
 
 
 def _examples(texts: list[tuple[str, str]], encode: Encoder, context: int) -> list[Example]:
-    prompts, answers = encode([prompt for prompt, _ in texts]), encode([answer for _, answer in texts])
+    # Together, and cut where the prompt alone ends: as a text that goes on is tokenised, also when questions are asked.
+    prompts, both = encode([prompt for prompt, _ in texts]), encode([prompt + answer for prompt, answer in texts])
     whole = [
-        Example([*encode.begin, *prompt], [*answer, encode.end])
-        for prompt, answer in zip(prompts, answers, strict=True)
+        Example([*encode.begin, *tokens[: len(prompt)]], [*tokens[len(prompt) :], encode.end])
+        for prompt, tokens in zip(prompts, both, strict=True)
     ]
     # A window has context + 1 tokens: the inputs, and the target of the last of them.
     return [

@@ -9,7 +9,7 @@ from typing import Any
 
 from dlion.train.data.sets import expanded
 from dlion.train.few_shot.settings import FewShotConfig
-from dlion.train.optional import data_sets, harness
+from dlion.train.optional import data_sets, harness, quiet
 
 # The file in which the harness defines each task; its index of all 13,000 tasks takes seconds.
 _DEFINED = {
@@ -51,7 +51,8 @@ def ask(lm: Any, settings: FewShotConfig) -> dict[str, Score]:
     tasks = _tasks(settings)
     for task in tasks.values():
         task.set_fewshot_seed(seed=_SEED)
-    found = evaluator.evaluate(lm, {"tasks": tasks}, limit=settings.limit, log_samples=False, bootstrap_iters=1)
+    with quiet():
+        found = evaluator.evaluate(lm, {"tasks": tasks}, limit=settings.limit, log_samples=False, bootstrap_iters=1)
     return {name: _score(found["results"][name], found["n-samples"][name]["effective"]) for name in tasks}
 
 

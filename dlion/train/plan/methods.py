@@ -7,11 +7,21 @@ from math import ceil
 from dlion.train.plan.cluster import Call
 from dlion.train.plan.rates import NS, Rates
 from dlion.train.plan.sizes import Sizes
-from dlion.train.plan.votes import FULL_BYTES, HEADER_BYTES, Topology, Wire, summed, voted
+from dlion.train.plan.votes import (
+    FULL_BYTES,
+    HEADER_BYTES,
+    WORD_BITS,
+    WORD_BYTES,
+    Topology,
+    Wire,
+    question,
+    summed,
+    voted,
+)
 from dlion.train.plan.work import Piece, Work
 
 FIRST_DDP_BYTES = 2**20  # of DDP's first bucket, whatever bucket_cap_mb is
-INDEX_BYTES = 4
+PAIR_BYTES = 8  # an index and a value
 UNTIMED = "compression"
 
 
@@ -60,8 +70,8 @@ def ddp(scene: Scene, bytes_each: int, copied: float) -> Work:
 
 def ddp_powersgd(scene: Scene) -> Work:
     """DDP with torch's PowerSGD hook in one bucket: tensors not worth it, then the factors P, then Q."""
-    compressed, plain = scene.sizes.factors(scene.rank)
-    calls = tuple(Call("all-reduce", FULL_BYTES * size) for size in (plain, compressed / 2, compressed / 2))
+    left, right, whole = scene.sizes.factors(scene.rank)
+    calls = tuple(Call("all-reduce", FULL_BYTES * size) for size in (whole, left, right))
     formula = sum(call.sent(scene.workers, False) for call in calls)
     piece = Piece(scene.sizes.parameters, calls, scene.rates.copied(16 * scene.sizes.parameters))
     return Work(((1, piece),), "queued", scene.adamw, formula, UNTIMED)
@@ -83,41 +93,38 @@ def full_precision(scene: Scene) -> Work:
 
 
 def sparse(scene: Scene) -> Work:
-    """The largest entries as values and indices, told to everybody."""
-    kept = ceil(scene.keep * scene.sizes.parameters)
-    row = (FULL_BYTES + INDEX_BYTES) * kept
+    """The largest entries of each tensor as values and indices, told to everybody; before that, how many there are."""
+    kept = scene.sizes.kept(scene.keep)
+    calls = (*question(1, 2 * FULL_BYTES, scene.workers), Call("all-gather", HEADER_BYTES + PAIR_BYTES * kept))
     work = scene.rates.copied(24 * scene.sizes.parameters)  # the residual is read, added to and written
-    piece = Piece(scene.sizes.parameters, (Call("all-gather", HEADER_BYTES + row),), work)
-    return Work(((1, piece),), update=scene.adamw, formula=(scene.workers - 1) * row, untimed="selection")
+    formula = (scene.workers - 1) * PAIR_BYTES * scene.keep * scene.sizes.parameters
+    return Work(((1, Piece(scene.sizes.parameters, calls, work)),), "none", scene.adamw, formula, "selection")
 
 
 def terngrad(scene: Scene) -> Work:
     """Two planes up, the sum down; before that, one scale of each tensor is agreed."""
     work = vote(2, _sums, fused=False)(scene)
-    return _with_scales(work, scene)
+    scales = Piece(0.0, question(scene.sizes.tensors, FULL_BYTES, scene.workers))
+    return replace(work, pieces=((1, scales), *work.pieces), untimed="scales")
 
 
 def ef_signsgd(scene: Scene) -> Work:
-    """One bit and a scale of each tensor up; the mean of scaled signs down, in full precision."""
-    work = vote(1, lambda workers: 8 * FULL_BYTES, fused=False)(scene)
-    return _with_scales(work, scene)
+    """One bit, and a scale for each tensor, told to everybody."""
+    sizes = scene.sizes
+    words = sizes.aligned(WORD_BITS) // WORD_BITS + ceil(sizes.tensors * FULL_BYTES / WORD_BYTES)
+    calls = (Call("all-gather", HEADER_BYTES + WORD_BYTES * words),)
+    piece = Piece(sizes.parameters, calls, sizes.parameters * scene.rates.generic * NS)
+    return Work(((1, piece),), formula=(scene.workers - 1) / 8 * sizes.parameters, untimed="scales")
 
 
 def powersgd(scene: Scene) -> Work:
-    """The factors P, then Q, then the tensors that are not worth it, each a sum of full-precision numbers."""
-    compressed, plain = scene.sizes.factors(scene.rank)
-    calls: list[Call] = []
-    for size in (compressed / 2, compressed / 2, plain):
-        row = HEADER_BYTES + FULL_BYTES * ceil(size / scene.workers)
-        calls += [Call("all-to-all", row), Call("all-gather", row)]
-    formula = 2 * (scene.workers - 1) / scene.workers * FULL_BYTES * (compressed + plain)
+    """The factors P with the tensors that are not worth it, then Q, as sums; then headers alone."""
+    left, right, whole = scene.sizes.factors(scene.rank)
+    calls = [*question(2, 2 * FULL_BYTES, scene.workers), *question(1 + left + whole, FULL_BYTES, scene.workers)]
+    calls += [*question(right, FULL_BYTES, scene.workers), Call("all-gather", HEADER_BYTES)]
+    formula = 2 * (scene.workers - 1) / scene.workers * FULL_BYTES * (left + right + whole)
     piece = Piece(scene.sizes.parameters, tuple(calls), scene.rates.copied(24 * scene.sizes.parameters))
     return Work(((1, piece),), update=scene.adamw, formula=formula, untimed=UNTIMED)
-
-
-def _with_scales(work: Work, scene: Scene) -> Work:
-    scales = Piece(0.0, (Call("all-gather", HEADER_BYTES + FULL_BYTES * scene.sizes.tensors),))
-    return replace(work, pieces=((1, scales), *work.pieces), untimed="scales")
 
 
 def _one(workers: int) -> int:

@@ -20,8 +20,8 @@ gradients and the link is free.</p>"""
 STYLE = """<style>
 .grid { overflow-x: auto; }
 .grid table { white-space: nowrap; font-size: 0.85rem; }
-.grid th, .grid td { padding-right: 1.1rem; }
-.grid td { text-align: right; }
+.grid th, .grid td { padding-right: 0.8rem; }
+.grid td, .grid th + th { text-align: right; }
 @media print { .grid table { font-size: 0.7rem; } }
 </style>"""
 
@@ -57,10 +57,12 @@ def page_of(result: Result) -> bytes:
 
 def _facts(result: Result) -> list[tuple[str, str]]:
     methods = result["methods"]
-    return [
-        *((f"a step of {name}", duration(methods[name]["seconds"])) for name in (BASE, "dlion-mavo")),
-        (f"dlion-mavo is quicker than {BASE} below", even(methods["dlion-mavo"]["break_even"])),
-    ]
+    steps = [(f"a step of {name}", duration(methods[name]["seconds"])) for name in (BASE, "dlion-mavo")]
+    found = methods["dlion-mavo"]["break_even"]
+    if found is None:
+        return steps
+    quicker = f"dlion-mavo is quicker than {BASE}"
+    return [*steps, (f"below this, {quicker}" if found["pays"] == "below" else quicker, even(found))]
 
 
 def _section(title: str, shown: str, note: str = "") -> str:

@@ -27,7 +27,11 @@ def result_of(config: PlanConfig, sizes: Sizes) -> Result:
     steps = {name: _asked(name, scene, cluster, compute) for name in METHODS}
     base = steps[BASE]["seconds"]
     for name, found in steps.items():
-        found["break_even"] = None if name in (ALONE, BASE) else _even(METHODS[name](scene), scene, cluster, compute)
+        found["break_even"] = (
+            None
+            if name in (ALONE, BASE) or cluster.workers == 1
+            else _even(METHODS[name](scene), scene, cluster, compute)
+        )
     topologies = {
         f"{name}, {topology}": _asked(name, replace(scene, topology=topology), cluster, compute)
         for name in COMPARED

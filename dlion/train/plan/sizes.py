@@ -50,17 +50,21 @@ class Sizes:
         """Elements when every tensor starts on a multiple of `align`."""
         return sum(align * ceil(prod(shape) / align) * count for shape, count in self.shapes)
 
-    def factors(self, rank: int) -> tuple[int, int]:
-        """PowerSGD: numbers in the factors of compressed tensors, and in tensors that are not worth it (less than 2 to
+    def kept(self, share: float) -> int:
+        """Entries, if of each tensor this share is kept, rounded up."""
+        return sum(ceil(share * prod(shape)) * count for shape, count in self.shapes)
+
+    def factors(self, rank: int) -> tuple[int, int, int]:
+        """PowerSGD: numbers in the factors P, in the factors Q, and in tensors that are not worth them (less than 2 to
         1, as torch's hook decides).
         """
-        compressed = plain = 0
+        left = right = whole = 0
         for shape, count in self.shapes:
             rows = shape[0] if len(shape) > 1 else 1
             columns = prod(shape) // max(rows, 1)
-            small = min(rank, rows, columns)
-            if len(shape) > 1 and (rows + columns) * rank * 2 < rows * columns:
-                compressed += (rows + columns) * small * count
+            if (rows + columns) * rank * 2 < rows * columns:
+                left += rows * rank * count
+                right += columns * rank * count
             else:
-                plain += rows * columns * count
-        return compressed, plain
+                whole += rows * columns * count
+        return left, right, whole

@@ -1,14 +1,13 @@
 """Where the shapes of a model come from: a count, a model of the application, or the headers of its files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dlion.train.plan.settings import ModelName, PlanConfig
+from dlion.train.config import unknown_name
+from dlion.train.plan.settings import DEFAULT_WORKERS, PlanConfig
 from dlion.train.plan.sizes import Shape, Sizes
-
-if TYPE_CHECKING:
-    from dlion.train.tasks import Task
+from dlion.train.recipes import Recipe, locate, read_recipe
 
 HEADER_LIMIT = 100_000_000  # bytes, as safetensors itself has it
 
@@ -19,6 +18,8 @@ def sizes_of(config: PlanConfig) -> Sizes:
     Raises:
         ValueError: a file is not there or holds no tensors.
     """
+    if config.recipe is not None:
+        return recipe_sizes(read_recipe(locate(config.recipe)))
     if config.parameters is not None:
         return Sizes.assumed(int(config.parameters), config.tensors)
     if not config.safetensors:
@@ -26,6 +27,16 @@ def sizes_of(config: PlanConfig) -> Sizes:
         return Sizes.of(f"model {name}", model_shapes(name))
     shapes = [shape for path in config.safetensors for shape in header_shapes(path)]
     return Sizes.of(f"the tensors of {', '.join(path.name for path in config.safetensors)}", shapes)
+
+
+def settled(config: PlanConfig) -> PlanConfig:
+    """With the number of workers: as given, the recipe's, or the default.
+
+    Raises:
+        ValueError: there is no such recipe.
+    """
+    told = read_recipe(locate(config.recipe)).flags.get("workers") if config.recipe is not None else None
+    return replace(config, workers=config.workers or told or DEFAULT_WORKERS)
 
 
 def header_shapes(path: Path) -> list[Shape]:
@@ -47,33 +58,37 @@ def header_shapes(path: Path) -> list[Shape]:
         raise ValueError(f"--safetensors {path} is not a safetensors file: {error}.") from None
 
 
-def model_shapes(name: ModelName) -> list[Shape]:
-    """Of a model on the inputs of its usual task; no parameter is made."""
+def model_shapes(name: str) -> list[Shape]:
+    """Of a model on the inputs of its usual task; no parameter is made.
+
+    Raises:
+        ValueError: no model has this name, or its size is that of a file.
+    """
     import torch
 
     from dlion.train.bench.model import build_gpt
     from dlion.train.bench.settings import BenchConfig
-    from dlion.train.models import build_model
+    from dlion.train.models import MODELS, build_model
+    from dlion.train.pretrained import CAUSAL_LM
 
-    task = None if name == "bench" else _task(name)
+    names = [one for one in MODELS if one != CAUSAL_LM]
+    if name != "bench" and name not in names:
+        raise unknown_name("model", name, ["bench", *names])
     with torch.device("meta"):
-        model = build_gpt(BenchConfig(), torch.device("meta")) if task is None else build_model(name, task)
-    return [tuple(param.shape) for param in model.parameters()]
+        bench = name == "bench"
+        made = build_gpt(BenchConfig(), torch.device("meta")) if bench else build_model(name, MODELS[name].usual)
+    return [tuple(param.shape) for param in made.parameters()]
 
 
-def _task(name: ModelName) -> "Task":
-    """Inputs of the right shape and no data."""
-    import numpy as np
-    import torch
+def recipe_sizes(recipe: Recipe) -> Sizes:
+    """The model of a recipe, on its inputs; or the size that it assumes of a model in a file.
 
-    from dlion.train.data import DataInfo, ImageSet, TextSet
-    from dlion.train.image_task import ImageTask
-    from dlion.train.text_task import CONTEXT, TextTask
-
-    if name == "gpt":
-        nothing = np.zeros(CONTEXT + 1, dtype=np.uint8)
-        return TextTask("text", TextSet("", "", "", "byte", 256, nothing, nothing), default_model=name)
-    images = torch.zeros(0, *((3, 32, 32) if name == "vit-cifar" else (1, 28, 28)), dtype=torch.uint8)
-    labels = torch.zeros(0, dtype=torch.int64)
-    found = ImageSet(DataInfo("", "", "", 0, 0), 10, images, labels, images, labels)
-    return ImageTask("images", found, default_model=name, normalisation=((0.5,), (0.5,)))
+    Raises:
+        ValueError: it names no model.
+    """
+    name, title = recipe.flags.get("model"), f"recipe {recipe.path.stem}"
+    if "parameters" in recipe.assumed:
+        return replace(Sizes.assumed(recipe.assumed["parameters"], None), name=title)
+    if name is None:
+        raise ValueError(f"{title} names no model: give --model, --parameters or --safetensors.")
+    return Sizes.of(title, model_shapes(name))

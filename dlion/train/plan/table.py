@@ -84,9 +84,10 @@ def setting(result: Result) -> str:
     size = f"{model['tensors']:,} tensor{'s' if model['tensors'] > 1 else ''}"
     if not model["name"].endswith("parameters"):
         size = f"{model['parameters']:,} parameters, {size}"
+    workers = f"{asked['workers']:,} worker{'s' if asked['workers'] > 1 else ''}"
     return (
         f"{model['name'][0].upper()}{model['name'][1:]} ({size}); "
-        f"{asked['workers']:,} workers on {where}; {links}{asked['inside_bandwidth']:g} Gbit/s and "
+        f"{workers} on {where}; {links}{asked['inside_bandwidth']:g} Gbit/s and "
         f"{asked['inside_latency']:g} µs inside; {duration(asked['compute'])} of forward and backward."
     )
 

@@ -17,6 +17,7 @@ FULL_BYTES = 4
 HEADER_BYTES = 16
 BUCKET_BYTES, OVERLAP_BYTES = 2**20, 2**17
 REPLICATED_WORDS = 1024
+GATHERED = 1024  # numbers of a question
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ def voted(
     before, after = rates.generic, 0.0
     if wire.fused:
         before, after = rates.ballot, wire.up * ballots * rates.tally + rates.apply
+    if overlap:  # gradients are read again for a digest, and once more to find out whether they changed
+        before, after = before + rates.copy / 2, after + rates.copy / 2
     pieces = []
     for count, length in cut(words, longest):
         share = sizes.parameters * length / max(words, 1)
@@ -58,13 +61,24 @@ def voted(
 def summed(sizes: Sizes, workers: int, update: float, bucket_bytes: int | None, rates: Rates) -> Work:
     """Sums of full-precision messages: everybody's shards to their owners, who add them up in rank order and tell."""
     pieces = []
+    calls: tuple[Call, ...]
     for count, length in cut(sizes.parameters, (bucket_bytes or BUCKET_BYTES) // FULL_BYTES):
         row = HEADER_BYTES + FULL_BYTES * ceil(length / workers)
         calls = (Call("all-to-all", row), Call("all-gather", row))
+        if workers == 2:
+            calls = (Call("all-gather", HEADER_BYTES + FULL_BYTES * length),)
         # the message is copied into rows, the rows of a shard are read once, and the verdict is written
         pieces.append((count, Piece(length, calls, rates.copied(8 * length), rates.copied(12 * length))))
     formula = 2 * (workers - 1) / workers * FULL_BYTES * sizes.parameters
     return Work(tuple(pieces), update=update, formula=formula)
+
+
+def question(numbers: int, nbytes: int, workers: int) -> tuple[Call, ...]:
+    """What all workers must know before ballots: so many numbers put together, each of so many bytes."""
+    if workers == 2 or numbers <= GATHERED:
+        return (Call("all-gather", numbers * nbytes),)
+    row = nbytes * ceil(numbers / workers)
+    return Call("all-to-all", row), Call("all-gather", row)
 
 
 def chosen_topology(topology: Topology, workers: int, words: int) -> Topology:
