@@ -18,8 +18,14 @@ from dlion.train.models import MODELS
 from dlion.train.plan.methods import METHODS
 from dlion.train.plan.settings import PlanConfig
 from dlion.train.plan.sizes import Sizes
-from dlion.train.plan.sources import INPUTS, model_shapes, sizes_of
+from dlion.train.plan.sources import model_shapes, sizes_of
 from dlion.train.pretrained import CAUSAL_LM
+
+RECIPES = [
+    ("cifar10-vit", 9_519_626, 4),
+    ("openwebtext-gpt2pp-760m", 758_300_000, 32),
+    ("instruct-llama-7b", 6_738_415_616, 4),
+]
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +103,8 @@ def test_nothing_is_written_without_a_folder(tmp_path: Path) -> None:
         (["--adamw-ns", "nan"], "--adamw-ns must be a finite number, 0 or greater, and nan was given."),
         (["--backward-share", "1.5"], "--backward-share must be 0 to 1, and 1.5 was given."),
         (["--model", "gtp"], "unknown model 'gtp': did you mean gpt?"),
+        (["--recipe", "cifar"], "unknown recipe 'cifar': did you mean cifar10-vit?"),
+        (["--model", "causal-lm"], "unknown model 'causal-lm'"),
         (["--keep", "0"], "--keep must be above 0 and at most 1, and 0.0 was given."),
         (["--safetensors", "nowhere"], "--safetensors nowhere cannot be read: No such file or directory."),
     ],
@@ -134,15 +142,23 @@ def test_a_count_is_kept(parameters: int, tensors: int | None) -> None:
         assert sizes.tensors in (tensors, tensors + 1)
 
 
-@pytest.mark.parametrize("name", ["bench", *INPUTS])
+@pytest.mark.parametrize("name", ["bench", *(name for name in MODELS if name != CAUSAL_LM)])
 def test_models_have_their_shapes(name: str) -> None:
     sizes = Sizes.of(name, model_shapes(name))
     known = {"bench": 4_902_144, "conv": 105_866, "gpt2pp-350m": 354_900_000, "gpt2pp-760m": 758_300_000}
     assert sizes.parameters == pytest.approx(known.get(name, sizes.parameters), rel=1e-3) and sizes.tensors > 5
 
 
-def test_every_model_that_needs_no_files_is_known() -> None:
-    assert set(MODELS) - {CAUSAL_LM} == set(INPUTS)
+@pytest.mark.parametrize(("name", "parameters", "workers"), RECIPES)
+def test_recipes_have_their_sizes_and_workers(
+    name: str, parameters: float, workers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--recipe", name]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"Recipe {name} (") and f"; {workers} workers" in " ".join(said.split())
+    assert sizes_of(PlanConfig(recipe=name)).parameters == pytest.approx(parameters, rel=1e-3)
+    assert main(["plan", "--recipe", name, "--workers", "7"]) == 0
+    assert "; 7 workers" in " ".join(capsys.readouterr().out.split())
 
 
 def test_factors_are_those_of_torchs_hook() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dlion.train.plan.result import result_of
 from dlion.train.plan.settings import PlanConfig
-from dlion.train.plan.sources import sizes_of
+from dlion.train.plan.sources import settled, sizes_of
 from dlion.train.plan.table import show
 
 FIGURES, PAGE = "plan.json", "index.html"
@@ -19,6 +19,7 @@ def run(config: PlanConfig, out: Path | None) -> int:
     """
     if out is not None and any((out / name).exists() for name in (FIGURES, PAGE)):
         raise ValueError(f"--out {out} holds a plan already: give another folder, or delete that one.")
+    config = settled(config)
     result = result_of(config, sizes_of(config))
     if out is not None:
         from dlion.train.plan.page import page_of  # it needs matplotlib, which takes a second to load

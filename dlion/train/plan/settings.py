@@ -16,6 +16,7 @@ from dlion.train.plan.votes import Topology
 from dlion.train.plan.work import Compute
 
 SEVERAL = Parameter(consume_multiple=True, negative="", show_default=False)
+DEFAULT_WORKERS = 32
 GBIT, MICRO = 1e9 / 8, 1e-6
 POSITIVE = ("bandwidth", "inside_bandwidth", "compute", "memory", "bucket_cap_mb")
 NOT_NEGATIVE = ("latency", "inside_latency", "overhead", "ballot_ns", "tally_ns", "apply_ns", "generic_ns", "adamw_ns")
@@ -37,10 +38,12 @@ class PlanConfig:
     model: str | None = None
     """A model of `dlion train` (gpt2pp-350m, vit-b16, ...), or bench, the GPT of `dlion bench`, which is taken when
     nothing else is given."""
+    recipe: str | None = None
+    """One of `dlion recipes`, or its file: its model, and its workers."""
     safetensors: Annotated[tuple[Path, ...], SEVERAL] = ()
     """Files of a model, whose headers give its tensors."""
-    workers: int = 32
-    """Workers in all."""
+    workers: int | None = None
+    """Workers in all: the recipe's, or 32, unless given."""
     per_node: int = 8
     """Workers of a node, which share its link to the others."""
     bandwidth: float = 10.0
@@ -84,9 +87,11 @@ class PlanConfig:
     ballots with overlap, unless given."""
 
     def __post_init__(self) -> None:
-        given = (self.parameters is not None) + (self.model is not None) + bool(self.safetensors)
+        given = sum(one is not None for one in (self.parameters, self.model, self.recipe)) + bool(self.safetensors)
         if given > 1:
-            raise ValueError("--parameters, --model and --safetensors all say what is trained: give one of them.")
+            raise ValueError(
+                "--parameters, --model, --recipe and --safetensors all say what is trained: give one of them."
+            )
         if self.parameters is not None:
             whole = math.isfinite(self.parameters) and self.parameters >= 1 and self.parameters % 1 == 0
             require(whole, "parameters", self.parameters, "a whole number, at least 1")
@@ -103,7 +108,8 @@ class PlanConfig:
             "1 to --parameters",
         )
         for flag in ("workers", "per_node", "powersgd_rank"):
-            require(getattr(self, flag) >= 1, flag, getattr(self, flag), "at least 1")
+            value = getattr(self, flag)
+            require(value is None or value >= 1, flag, value, "at least 1")
         for flag in (*POSITIVE, *NOT_NEGATIVE):
             value = getattr(self, flag)
             if flag in POSITIVE:
@@ -119,12 +125,17 @@ class PlanConfig:
         """As JSON."""
         return asdict(self) | {"safetensors": [str(path) for path in self.safetensors]}
 
+    @property
+    def size(self) -> int:
+        """How many workers there are, where no recipe says it."""
+        return self.workers or DEFAULT_WORKERS
+
     def cluster(self) -> Cluster:
         """The workers and their links."""
         between = Link(self.latency * MICRO, self.bandwidth * GBIT)
         inside = Link(self.inside_latency * MICRO, self.inside_bandwidth * GBIT)
         overhead = self.overhead * MICRO
-        return Cluster(self.workers, self.per_node, inside, between, overhead, BACKENDS[self.backend])
+        return Cluster(self.size, self.per_node, inside, between, overhead, BACKENDS[self.backend])
 
     def times(self) -> Compute:
         """Of forward and backward."""
@@ -140,7 +151,7 @@ class PlanConfig:
         """What every method is asked about."""
         return Scene(
             sizes,
-            self.workers,
+            self.size,
             self.rates(),
             self.topology,
             rank=self.powersgd_rank,
