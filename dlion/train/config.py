@@ -177,7 +177,7 @@ def settle(
     given["shared_epochs"] = False
     given["lr"] = config.lr or lr
     given["betas"] = config.betas or betas
-    for name in ("data", "init_from"):
+    for name in ("data", "init_from", "pretrained", "tokenizer"):
         if given[name] is not None and Path(given[name]).exists():
             given[name] = str(Path(given[name]).resolve())
     return Settled(**given)

@@ -98,12 +98,14 @@ MISTAKES = {
     "no such task": (["few-shot", "llama", "--tasks", "mmlu"], "mmlu"),
     "negative shots": (["few-shot", "llama", "--shots", "-1"], "--shots must be 0 or more"),
     "no tokenizer there": (["few-shot", "llama", "--tokenizer", "none"], "no tokenizer at none"),
+    "no GPU": (["few-shot", "llama", "--device", "cuda"], "needs a GPU that torch can use"),
     "no network": (["few-shot", "llama", "--tasks", "piqa", "--device", "cpu"], "give --task-data"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_gets_one_sentence(mistake, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments, expected = MISTAKES[mistake]
     if mistake in ("no data", "no tokenizer there", "no network"):
         write_tiny_llama(tmp_path / "llama")

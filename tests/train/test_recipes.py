@@ -4,7 +4,6 @@ import json
 import re
 import tomllib
 from dataclasses import asdict
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,12 @@ from picture_forms import pictures_of_the_subset, write_binary_batches, write_pi
 from tiny_llama import write_tiny_llama
 
 from dlion.cli import main
+from dlion.methods import METHODS
+from dlion.train.compare.cells import first_stage, unchosen
 from dlion.train.config import TrainConfig
 from dlion.train.config_files import study_named
 from dlion.train.few_shot.settings import FewShotConfig
 from dlion.train.jobs import data_of
-from dlion.train.plan.methods import METHODS
 from dlion.train.recipes import built_in, locate, read_recipe
 
 RECIPES = (
@@ -82,7 +82,16 @@ def test_the_grid_of_cifar10_is_the_paper_s():
     assert {"g-lion", "g-adamw"} | named == set(study.variants) <= set(METHODS)
     assert all(study.variants[name].flags["keep"] == 0.04 for name in ("graddrop", "dgc"))
     assert study.train["model"] == "vit-cifar" and not {"lr", "workers", "method", "seed"} & set(study.train)
-    assert prod(map(len, (study.vary["workers"], study.vary["seed"], study.variants))) == 108  # as its comment says
+
+
+def test_the_study_of_a_recipe_is_one_that_compare_takes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    study = study_named(Path("cifar10-vit"))
+    assert len(first_stage(study)) == len(unchosen(study)) == 108  # as a comment in it says
+    assert main(["compare", "--config", "cifar10-vit", "--table"]) == 2
+    assert "compare-runs/cifar10-vit holds no study" in capsys.readouterr().err
+    assert main(["compare", "--config", "nothing"]) == 2
+    assert "unknown recipe 'nothing'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", RECIPES)

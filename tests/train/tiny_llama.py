@@ -9,8 +9,9 @@ TEXT = "The paper says that one bit is enough. Answer the question in a few word
 def write_tiny_llama(folder: Path, context: int = 256) -> None:
     """config.json, model.safetensors and the tokenizer's files in `folder`."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, utils
 
+    utils.logging.disable_progress_bar()
     tokenizer = _tokenizer()
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)

@@ -29,9 +29,7 @@ def run(place: Path, settings: FewShotConfig, out: Path | None) -> int:
         ValueError: there is no model, it is none of language, it has no tokenizer, or data or packages are missing.
     """
     harness()
-    answering = _answering()
-    cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda" if cuda else "cpu")
+    answering, device = _answering(), _device(settings.device)
     model, encode, context = _model(place, settings.tokenizer)
     lm = answering(model, encode, context, settings.batch_size, device)
     scores = ask(lm, settings)
@@ -40,6 +38,15 @@ def run(place: Path, settings: FewShotConfig, out: Path | None) -> int:
     write_whole(file, (json.dumps(_record(place, settings, scores), indent=2) + "\n").encode())
     print(f"written: {file}")
     return 0
+
+
+def _device(asked: str) -> torch.device:
+    there = torch.cuda.is_available()
+    if asked == "cuda" and not there:
+        raise ValueError(
+            "--device cuda needs a GPU that torch can use, and there is none: leave it out, or --device cpu."
+        )
+    return torch.device("cuda" if there and asked != "cpu" else "cpu")
 
 
 def _answering() -> Any:

@@ -87,7 +87,9 @@ def _files(name: str, task_data: str) -> dict[str, str]:
     folder = expanded(task_data) / name
     found = {split: str(folder / f"{split}.jsonl") for split in _SPLITS if (folder / f"{split}.jsonl").is_file()}
     if "train" not in found or len(found) < 2:
-        raise ValueError(f"{folder} needs train.jsonl, and test.jsonl or validation.jsonl; found: {', '.join(found)}")
+        raise ValueError(
+            f"{folder} needs train.jsonl, and test.jsonl or validation.jsonl; found: {', '.join(found) or 'nothing'}"
+        )
     return found
 
 
