@@ -58,7 +58,8 @@ class Method:
         """The implementation: Lion's votes run fused where kernels other than the reference do, all else one by one."""
         wire = self.wire(choices)
         if self.fused and choices.kernels is not reference:
-            return FusedLion(choices.kernels, wire, choices.said_zeros, choices.rounding)
+            assert isinstance(rule, Lion)
+            return FusedLion(choices.kernels, wire, choices.said_zeros, choices.rounding, rule.betas)
         return Pipeline(rule, wire)
 
 
@@ -116,8 +117,8 @@ METHODS = {
     ),
     "g-lion": Method("Lion on the mean gradient", lambda *how: Global(Lion(*how)), mean, LION),
     "g-adamw": Method("AdamW on the mean gradient", lambda *how: Gradient(torch.optim.AdamW), mean, PARTS),
-    "d-signum-mavo": Method("Sign of the momentum, majority vote", Signum, majority, VOTES | {"ties"}),
-    "d-signum-avg": Method("Sign of the momentum, average of the votes", Signum, average, VOTES),
+    "d-signum-mavo": Method("Sign of the momentum, majority vote", Signum, majority, VOTES | {"ties"}, fused=True),
+    "d-signum-avg": Method("Sign of the momentum, average of the votes", Signum, average, VOTES, fused=True),
     "signsgd-mavo": Method(
         "Sign of the gradient, majority vote", SignSGD, majority, (VOTES | {"ties"}) - {"momentum_dtype"}
     ),

@@ -4,7 +4,9 @@
 does the same for Lion's votes with one kernel call a bucket for each verb, on tensors where they are.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -90,12 +92,14 @@ class FusedLion:
         wire: of votes; its encoder is what `ballot` does.
         zeros: "balanced" or "exact", as that encoder has it.
         rounding: of bf16 and fp16 parameters, "stochastic" or "nearest".
+        betas: of the message and of the momentum, among a group's hyper-parameters.
     """
 
     kernels: ModuleType
     wire: Wire
     zeros: str
     rounding: str
+    betas: Callable[[dict[str, Any]], tuple[float, float]] = itemgetter("betas")
 
     def survey(self, replica: Replica, moment: Moment) -> Questions:
         yield from ()
@@ -108,8 +112,8 @@ class FusedLion:
             bucket.offsets,
             bucket.groups,
             bucket.size,
-            [group["betas"][0] for group in groups],
-            [group["betas"][1] for group in groups],
+            [self.betas(group)[0] for group in groups],
+            [self.betas(group)[1] for group in groups],
             [group["maximize"] for group in groups],
             bucket.first_word,
             moment.t,

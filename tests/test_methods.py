@@ -89,7 +89,7 @@ def test_full_precision_travels_like_every_ballot(method: str, workers: int, dty
 @pytest.mark.skipif(not native.available(), reason="this installation has no native kernels")
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("zeros", ["balanced", "exact"])
-@pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg"])
+@pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg", "d-signum-mavo"])
 def test_fused_kernels_and_the_generic_pipeline_give_the_same_bits(method: str, zeros: str, workers: int) -> None:
     def run(rank: int, group: object, kernels: str) -> tuple[list[torch.Tensor], str]:
         options = {"method": method, "zeros": zeros, "kernels": kernels, "bucket_bytes": 64, "weight_decay": 0.1}
