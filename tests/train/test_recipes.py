@@ -176,6 +176,9 @@ def test_a_mistake_gets_one_sentence(mistake, tmp_path, monkeypatch, capsys):
     assert said.err.count("\n") == 1 and said.err.startswith("dlion: ") and expected in said.err
 
 
+JUDGED = ["--eval-windows", "9"]
+
+
 def _cifar(folder):
     write_binary_batches(folder / "data", pictures_of_the_subset())
     return ["--data", "data"]
@@ -191,7 +194,7 @@ def _tokens(folder):
     numbers = np.random.default_rng(0).integers(0, 50257, 3000)
     numbers[:2000].astype("<u2").tofile(folder / "data" / "train.bin")
     numbers[2000:].astype("<u2").tofile(folder / "data" / "val.bin")
-    return ["--data", "data", "--context", "16"]
+    return ["--data", "data", "--context", "16", *JUDGED]
 
 
 def _rows(folder):
@@ -201,7 +204,7 @@ def _rows(folder):
     Dataset.from_dict({"text": [f"Page {number} of the web. " * 3 for number in range(300)]}).save_to_disk(
         folder / "data"
     )
-    return ["--data", "data", "--task", "hf-text", "--tokenizer", "tokenizer", "--stream", "--context", "16"]
+    return ["--data", "data", "--task", "hf-text", "--tokenizer", "tokenizer", "--stream", "--context", "16", *JUDGED]
 
 
 def _instructions(folder):
