@@ -105,7 +105,8 @@ class TernGradOracle(Baseline):
         return f(self.settings["clip"] * deviation or max(abs(float(x)) for x in grad))
 
     def lot(self, rank: int, element: int) -> float:
-        return (mix64(mix64(self.settings["seed"], self.t, 0), element, rank) >> 11) / 2**53
+        half = mix64(mix64(self.settings["seed"], self.t, 0), element // 2, rank) >> 32 * (element % 2) & (2**32 - 1)
+        return (half - 2**32 if half >= 2**31 else half) / 2**32 + 0.5
 
 
 class GradDropOracle(Baseline):

@@ -14,6 +14,7 @@ from dlion.cli import app
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMPARING = (ROOT / "docs/compare.md").read_text(encoding="utf-8")
+SIMULATING = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RUN = "runs/fashion-mnist-dlion-mavo-n4-s0"
 
@@ -89,7 +90,7 @@ def test_the_other_python_runs_as_written(trained: Path) -> None:
 
 
 def test_every_command_parses(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = [command for text in (README, GUIDE, COMPARING) for command in dlion_commands(text)]
+    commands = [command for text in (README, GUIDE, COMPARING, SIMULATING) for command in dlion_commands(text)]
     assert any(RUN in command for command in commands) and len(commands) > 6
     monkeypatch.chdir(trained)
     for command in commands:
@@ -103,10 +104,12 @@ def test_a_flag_that_does_not_exist_is_found() -> None:
 
 
 def test_tables_of_comparisons_are_those_of_their_folders() -> None:
-    names = result_tables.MARK.findall(README)
-    assert names == ["quality-fashion-mnist", "quality-text"]
-    for name in names:
-        assert f"<!-- compare:begin {name} -->\n{result_tables.table_of(name)}\n<!-- compare:end" in README
+    documents = [README, *(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))]
+    names = [name for text in documents for name in result_tables.MARK.findall(text)]
+    assert {"quality-fashion-mnist", "quality-text"} <= set(names)
+    for text in documents:
+        for name in result_tables.MARK.findall(text):
+            assert f"<!-- compare:begin {name} -->\n{result_tables.table_of(name)}\n<!-- compare:end" in text
 
 
 def test_every_make_target_exists() -> None:
@@ -127,3 +130,11 @@ def test_the_versions_agree() -> None:
     pins = [line for line in (ROOT / "requirements/dev.txt").read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][^ ]*", pin) for pin in pins)
     assert not any(pin.lower().startswith(("torch==", "dlion==", "nvidia", "triton")) for pin in pins)
+
+
+def test_the_example_of_the_simulator_runs_and_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = python_blocks(SIMULATING)[1]
+    exec(example, {})
+    loss, bits, *_ = capsys.readouterr().out.replace(",", "").split()
+    assert float(loss) < 0.1  # 1.3 at the start
+    assert float(bits) > 1

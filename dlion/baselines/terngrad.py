@@ -65,9 +65,9 @@ class TernGrad(Rule):
                 return torch.zeros_like(grad), torch.zeros((), dtype=torch.bool, device=grad.device)
             own, shared = float(scales.own[piece.slot]), float(scales.shared[piece.slot])
             key = int(mix64(replica.hyper(piece.slot)["seed"], moment.t, 0)) & MASK
-            clipped = grad.double().clamp(-own, own)
+            clipped = grad.clamp(-own, own)
             lots = uniform(key, bucket.first + piece.offset, len(grad), moment.rank).to(grad.device)
-            chosen = lots < clipped.abs() / shared  # a scale of 0 chooses nothing: 0/0 is not greater
+            chosen = lots < clipped.abs().double() / shared  # a scale of 0 chooses nothing: 0/0 is not greater
             return torch.where(chosen, clipped.sign(), 0.0), torch.ones((), dtype=torch.bool, device=grad.device)
 
         return gathered(bucket, say)
@@ -99,6 +99,9 @@ def bound(grad: Tensor | None, clip: float) -> float | None:
 
 
 def uniform(key: int, first: int, count: int, rank: int) -> Tensor:
-    """f64[count], each in [0, 1): pure functions of the key, the number of the element in the layout, and the rank."""
-    elements = torch.arange(first, first + count, device="cpu")
-    return (mix64(key, elements, rank) >> 11 & (1 << 53) - 1).double() * 2.0**-53
+    """f64[count], each in [0, 1): pure functions of the key, the number of the element in the layout, and the rank.
+
+    One hash serves two elements, 32 bits each; `first` is even, because pieces start on words.
+    """
+    pairs = torch.arange(first // 2, first // 2 + -(-count // 2), device="cpu")
+    return mix64(key, pairs, rank).view(torch.int32)[:count].double() * 2.0**-32 + 0.5

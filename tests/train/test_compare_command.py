@@ -206,6 +206,7 @@ def test_a_time_limit_ends_it_before_a_cell_starts(tmp_path: Path, capsys: pytes
         (["--config", "study.toml", "--methods", "g-lion"], "--config and --methods contradict each other"),
         (["--table"], "holds no study"),
         (["--", "--name", "here"], "--name cannot be given to runs of a comparison"),
+        (["--", "--simulate", "4"], "simulate is no flag of single runs"),
         (["--", "--seed", "3"], "seed is the same for all in [train] and varies elsewhere"),
     ],
 )

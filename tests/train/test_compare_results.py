@@ -6,10 +6,11 @@ import json
 import math
 
 import pytest
-from compare_study import STUDY, TOLD, recorded, run_all, told
+from compare_study import STUDY, TOLD, quality, recorded, run_all, told
 
 from dlion.train.compare.cells import Cell, first_stage
 from dlion.train.compare.choose import choose, rule, to_json
+from dlion.train.compare.remarks import DIVERGED, EDGE, SPREAD, remarks
 from dlion.train.compare.report import json_of
 from dlion.train.compare.results import Results
 from dlion.train.compare.study import study_from
@@ -38,6 +39,18 @@ def test_one_that_diverged_is_never_chosen() -> None:
         assert {choice.point["lr"].label for choice in choose(study, records).values()} == {0.01, 0.1}
     records = {cell.key: recorded(cell, None) for cell in cells}
     assert {choice.variant for choice in choose(study, records).values()} == {"terngrad"}  # which has no other
+
+
+def test_the_lowest_loss_is_the_best() -> None:
+    study = study_from(told(metric="val_loss"))
+    found = choose(study, run_all(study))  # losses fall where accuracies rise
+    assert found["g-lion", "workers 4"].point["lr"].label == 0.001
+    assert found["g-lion", "workers 4"].value == pytest.approx(1 - 0.5965 / 2)
+
+
+def test_the_grid_tells_what_diverged() -> None:
+    records = {cell.key: recorded(cell, None if cell.flags["lr"] == 0.01 else 0.5) for cell in first_stage(STUDY)}
+    assert "| 4 | g-lion | 0.01 | 0.1 |  | diverged | 1 of 1 diverged |" in markdown(Results(STUDY, records))
 
 
 def test_nothing_is_chosen_as_long_as_a_cell_is_missing() -> None:
@@ -96,6 +109,14 @@ def test_what_was_not_run_is_told() -> None:
     few = dict(list(RECORDS.items())[:-2])
     assert "of 3 not run" in markdown(Results(STUDY, few))
     assert "Nothing has run yet" in markdown(Results(STUDY, {}))
+
+
+def test_remarks_are_those_that_the_table_needs() -> None:
+    assert DIVERGED in remarks(RESULTS) and EDGE in remarks(RESULTS) and SPREAD in remarks(RESULTS)
+    hopeless = Results(STUDY, run_all(STUDY, lambda cell: None if cell.variant == "g-lion" else quality(cell)))
+    assert "Not in the table, since cells are missing or every setting diverged: g-lion." in remarks(hopeless)
+    single = study_from({"train": {"task": "text"}, "metric": "val_loss", "vary": {"method": ["g-lion"], "seed": [1]}})
+    assert remarks(Results(single, {first_stage(single)[0].key: recorded(first_stage(single)[0], 0.5)})) == []
 
 
 def test_the_terminal_shows_the_same_table() -> None:

@@ -5,20 +5,17 @@ from typing import Any
 
 from dlion.train.compare import figures
 from dlion.train.compare.cells import said
-from dlion.train.compare.choose import metric_of, unsearched
+from dlion.train.compare.choose import metric_of
 from dlion.train.compare.figures import Against
 from dlion.train.compare.looks import key
+from dlion.train.compare.remarks import made_of, remarks
 from dlion.train.compare.results import Record, Results
 from dlion.train.compare.table import (
-    DIFFERENCE,
-    SPREAD,
     TITLES,
     best_columns,
     best_rows,
     grid_columns,
     grid_rows,
-    how_chosen,
-    made_of,
     number,
 )
 from dlion.train.page import facts, grid, page, table
@@ -67,10 +64,8 @@ def page_of(results: Results, mbit: float, step_ms: float | None) -> bytes:
 
 
 def _table(results: Results) -> str:
-    said_below = [SPREAD, DIFFERENCE if len(results.study.variants) > 1 else ""]
-    said_below += [] if unsearched(results.study) else [how_chosen(results)]
     body = grid(best_columns(results, results.metrics), best_rows(results, results.metrics))
-    return _section("Each at its best setting", body, _paragraph(" ".join(text for text in said_below if text)))
+    return _section("Each at its best setting", body, _paragraph(" ".join(remarks(results))))
 
 
 def _figures(results: Results, mbit: float, seconds: float, *, measured: bool) -> list[str]:

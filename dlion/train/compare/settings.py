@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
+from cyclopts import Parameter
+
 from dlion.train.bench.settings import SEVERAL
 from dlion.train.compare.study import SEED, Study, Value
 from dlion.train.config import DEFAULT_WORKERS, require
 
+NONE_OR_SEVERAL = Parameter(consume_multiple=True, negative="", show_default=False)
 METHODS = ("dlion-mavo", "dlion-avg", "g-lion", "g-adamw")
 RUNNING = ("limit_minutes", "jobs", "mbit", "step_ms", "data")  # how, and not what
 
@@ -27,7 +30,7 @@ class CompareConfig:
     """What is compared."""
     workers: Annotated[tuple[int, ...], SEVERAL] = (DEFAULT_WORKERS,)
     """Numbers of workers."""
-    batch_sizes: Annotated[tuple[int, ...], SEVERAL] = ()
+    batch_sizes: Annotated[tuple[int, ...], NONE_OR_SEVERAL] = ()
     """Samples per worker and step; `dlion train`'s own unless given."""
     iid: Literal["yes", "no", "both"] = "yes"
     """Whether all workers draw from the whole set, or each from its own part, sorted by class."""
@@ -35,7 +38,7 @@ class CompareConfig:
     """Seeds over which means and spreads are taken."""
     lrs: Annotated[tuple[float, ...], SEVERAL] = (3e-4, 1e-3, 3e-3)
     """Learning rates that are tried with each method."""
-    weight_decays: Annotated[tuple[float, ...], SEVERAL] = ()
+    weight_decays: Annotated[tuple[float, ...], NONE_OR_SEVERAL] = ()
     """Weight decays that are tried with each method; `dlion train`'s own unless given."""
     tune_seed: int | None = None
     """Search the grid with this seed at the first number of workers only; then run the best setting with all seeds and

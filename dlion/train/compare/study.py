@@ -93,6 +93,10 @@ class Study:
         varied = {flag for axes in self._all_axes for values in axes.values() for one in values for flag in one.flags}
         if clash := (varied & self.train.keys()):
             raise ValueError(f"{min(clash)} is the same for all in [train] and varies elsewhere: it is either.")
+        if "simulate" in varied | self.train.keys():
+            raise ValueError(
+                "simulate is no flag of single runs: say it of the whole study, and give numbers of workers."
+            )
         self._check_tune()
 
     @property

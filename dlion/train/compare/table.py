@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dlion.train.compare.cells import said
-from dlion.train.compare.choose import metric_of, rule, unsearched
+from dlion.train.compare.choose import metric_of
+from dlion.train.compare.remarks import made_of, remarks
 from dlion.train.compare.results import Results, Row
 
 TITLES = {
@@ -22,12 +23,6 @@ TITLES = {
     "best_val_loss": "best loss",
 }
 WIDTH = 120  # where the output has no width of its own
-
-SPREAD = "± is the standard deviation over seeds."
-EDGE = "(edge): the lowest or highest value that was tried."
-DIFFERENCE = (
-    "Within or beyond: the spread of the difference, the standard deviation of that of two single runs, one of each."
-)
 
 
 def scaled(metric: str, value: float) -> tuple[float, int]:
@@ -155,8 +150,7 @@ def section(results: Results) -> str:
             "",
             *rows_of(best_columns(results, results.metrics), best_rows(results, results.metrics)),
             "",
-            f"{SPREAD} {DIFFERENCE if len(study.variants) > 1 else ''}".strip(),
-            *([] if unsearched(study) else ["", how_chosen(results)]),
+            " ".join(remarks(results)),
             "",
             "<details><summary>The grid</summary>",
             "",
@@ -167,26 +161,6 @@ def section(results: Results) -> str:
             "</details>",
         ]
     )
-
-
-def how_chosen(results: Results) -> str:
-    """The rule, and what is marked in the table."""
-    edge = f" {EDGE}" if any(row.edges for row in results.rows) else ""
-    return f"Settings were chosen by this rule: {rule(results.study)}{edge}"
-
-
-def made_of(results: Results) -> str:
-    """One line about versions, data and the flags of all runs."""
-    if not results.records:
-        return "Nothing has run yet."
-    record = next(iter(results.records.values()))
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(record["versions"].items()))
-    flags = " ".join(f"--{flag} {said(value)}" for flag, value in results.study.train.items())
-    how = "simulated workers" if results.study.simulate else "real workers"
-    data = sorted(
-        {f"{one['data']['name']} (SHA-256 {one['data']['sha256'][:16]}…)" for one in results.records.values()}
-    )
-    return f"All runs: `{flags}`; {how}; {'; '.join(data)}; {versions}; {len(results.records)} runs."
 
 
 def rows_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -229,6 +203,6 @@ def show(results: Results, stream: TextIO | None = None) -> None:
     with suppress(OSError, SystemExit):  # rich wants to end the process where nobody reads on, as after `| head`
         console.print()
         console.print(table)
-        if not unsearched(results.study):
+        if results.rows:
             console.print()
-            console.print(how_chosen(results), style="dim")
+        console.print(*remarks(results), sep="\n", style="dim")
