@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from dlion.train.ahead import Ahead
 from dlion.train.augment import Augmentation, crop_and_flip
 from dlion.train.autoaugment import autoaugment
 from dlion.train.data import DataInfo
@@ -88,9 +89,8 @@ def _cifar10(name: str, data: str | None, how: Reading) -> Task:
 
 
 def _image_folder(name: str, data: str | None, how: Reading) -> Task:
-    return ImageTask(
-        name, load_image_folder(data, how.image_size or IMAGE_SIZE), "vit-s16", _IMAGENET, _policy(how), how.mixup
-    )
+    images = load_image_folder(data, how.image_size or IMAGE_SIZE)
+    return ImageTask(name, images, "vit-s16", _IMAGENET, _policy(how), how.mixup, Ahead())
 
 
 def _policy(how: Reading) -> tuple[Augmentation, ...]:
