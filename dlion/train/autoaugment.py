@@ -98,7 +98,9 @@ def _enhanced(kind: Callable[[Image.Image], Any]) -> "Operation":
 
 
 Operation = Callable[[Image.Image, int, int], Image.Image]
-# A picture, a magnitude of 0 to 9 and a direction. The ranges are those of the paper's table 6.
+# A picture, a magnitude of 0 to 9 and a direction. The ranges are those of the paper's table 6, cut into ten steps. It
+# does not say what a step means for colour, contrast and sharpness, 0.1 to 1.9: 0 changes nothing, and 9 goes to either
+# end, as the implementations in common use have it.
 OPERATIONS: dict[str, Operation] = {
     "shear-x": _shear_x,
     "rotate": _rotate,

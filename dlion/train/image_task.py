@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from dlion.train import streams
+from dlion.train.ahead import Ahead
 from dlion.train.augment import Augmentation, mixed
 from dlion.train.data import DataInfo
 from dlion.train.judging import judge, judged
@@ -44,7 +45,8 @@ class ImageTask:
     are shares, f32[size, classes]).
 
     normalisation: mean and standard deviation per channel, of pixels in 0..1. augment: applied in turn to training
-    batches (u8), given seed, rank and step. mixup: both parameters of the Beta distribution of MixUp.
+    batches (u8), given seed, rank and step. mixup: both parameters of the Beta distribution of MixUp. ahead: where pixels
+    take long to make; None makes them when they are asked for.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ImageTask:
     normalisation: tuple[tuple[float, ...], tuple[float, ...]]
     augment: tuple[Augmentation, ...] = ()
     mixup: float | None = None
+    ahead: Ahead | None = None
     metric: str | None = "accuracy"
 
     @property
@@ -81,16 +84,27 @@ class ImageTask:
             raise ValueError(
                 f"{total:,} training images cannot be cut into {workers:,} parts; use fewer workers or --iid"
             )
-        index = first + torch.from_numpy(streams.shuffled_positions(seed, rank, step, size, last - first))
-        if not iid:
-            index = self._by_class[index]
-        pixels = self.images.training(index, seed=seed, rank=rank, step=step)
-        for augment in self.augment:
-            pixels = augment(pixels, seed=seed, rank=rank, step=step)
+
+        def drawn(at: int) -> Tensor:
+            index = first + torch.from_numpy(streams.shuffled_positions(seed, rank, at, size, last - first))
+            return index if iid else self._by_class[index]
+
+        index = drawn(step)
+        if self.ahead is None:
+            pixels = self._pixels(index, seed, rank, step)
+        else:
+            pixels = self.ahead.take(self._pixels, index, lambda: drawn(step + 1), seed, rank, step)
         inputs, labels = self.normalise(pixels), self.images.train_labels[index]
         if self.mixup is None:
             return inputs, labels
         return mixed(inputs, labels, self.classes, self.mixup, seed=seed, rank=rank, step=step)
+
+    def _pixels(self, index: Tensor, seed: int, rank: int, step: int) -> Tensor:
+        """u8[n, c, h, w] of i64[n], augmented."""
+        pixels = self.images.training(index, seed=seed, rank=rank, step=step)
+        for augment in self.augment:
+            pixels = augment(pixels, seed=seed, rank=rank, step=step)
+        return pixels
 
     def loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(model(inputs).float(), targets)

@@ -12,7 +12,7 @@ from dlion.train.data.sets import Tokens
 from dlion.train.data.tokens import windows
 
 IGNORED = -100  # a target that counts for nothing: torch's own number for it
-EVALUATED_WINDOWS = 256
+EVALUATED_WINDOWS = 256  # unless told otherwise: all of them would often take longer than training does
 _LOGITS = 2**20  # 4 MB of logits at a time: 32 windows of 128 bytes, one of 20 GPT-2 tokens
 
 
@@ -46,14 +46,14 @@ def judge_text(
     tokens: Tokens,
     context: int,
     vocabulary: int,
+    count: int,
     *,
     rank: int,
     workers: int,
     device: torch.device,
 ) -> Tensor:
-    """f64[3] over a worker's share of `evaluated_windows` windows at even distances, always the same."""
+    """f64[3] over a worker's share of `count` windows at even distances, always the same."""
     result = torch.zeros(3, dtype=torch.float64)
-    count = evaluated_windows(len(tokens), context)
     offsets = np.arange(rank, count, workers) * (len(tokens) - context - 1) // max(count - 1, 1)
     size = at_once(context, vocabulary)
     with judged(model):
@@ -64,6 +64,6 @@ def judge_text(
     return result
 
 
-def evaluated_windows(tokens: int, context: int) -> int:
-    """How many windows of so many validation tokens are judged: all of them would take longer than training does."""
-    return min(EVALUATED_WINDOWS, (tokens - 1) // context)
+def evaluated_windows(tokens: int, context: int, most: int) -> int:
+    """How many windows of so many validation tokens are judged: at most so many, which do not overlap."""
+    return min(most, (tokens - 1) // context)

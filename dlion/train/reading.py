@@ -20,6 +20,8 @@ class Reading:
 
     context: Annotated[int | None, READING] = None
     """Tokens (or bytes) of a training window: 128 unless given."""
+    eval_windows: Annotated[int | None, READING] = None
+    """Windows of the validation text that are judged, at even distances: 256 unless given; at most those it has."""
     image_size: Annotated[int | None, READING] = None
     """Side in pixels to which image-folder brings images: 224 unless given."""
     mixup: Annotated[float | None, READING] = None
@@ -35,8 +37,9 @@ class Reading:
 
     def check_reading(self) -> None:
         """Raise unless every value is in range."""
-        require(self.context is None or self.context >= 1, "context", self.context, "at least 1")
-        require(self.image_size is None or self.image_size >= 1, "image_size", self.image_size, "at least 1")
+        for flag in ("context", "eval_windows", "image_size"):
+            value = getattr(self, flag)
+            require(value is None or value >= 1, flag, value, "at least 1")
         require(self.mixup is None or 0.0 < self.mixup <= 1.0, "mixup", self.mixup, "above 0 and at most 1")
 
     def given(self) -> list[str]:

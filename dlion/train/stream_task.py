@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from dlion.train.data import DataInfo
 from dlion.train.data.hub import StreamedText
-from dlion.train.judging import evaluated_windows, judge_text
+from dlion.train.judging import EVALUATED_WINDOWS, evaluated_windows, judge_text
 
 
 @dataclass
@@ -45,6 +45,7 @@ class StreamTask:
     text: StreamedText
     default_model: str
     context: int
+    most: int = EVALUATED_WINDOWS
     metric: str | None = None
     _places: dict[tuple[int, ...], _Place] = field(default_factory=dict)
 
@@ -57,7 +58,7 @@ class StreamTask:
 
     @property
     def info(self) -> DataInfo:
-        return replace(self.text.info, valid_size=evaluated_windows(len(self.text.valid), self.context))
+        return replace(self.text.info, valid_size=evaluated_windows(len(self.text.valid), self.context, self.most))
 
     @property
     def vocabulary(self) -> int:
@@ -69,17 +70,18 @@ class StreamTask:
         if not iid:
             raise ValueError("--no-iid needs data with random access: leave out --stream")
         key = (os.getpid(), seed, rank, workers)  # a fork does not go on where its launcher, with its files, had got to
-        place = self._places.get(key)
+        place = self._places.pop(key, None)  # put back when it has been read without a fault
         if place is None or place.window > step * size:
-            place = self._places[key] = _Place(self.text.rows(seed, rank, workers))
+            place = _Place(self.text.rows(seed, rank, workers))
         for _ in range(place.window, step * size):
             place.next(self.context)
         pairs = torch.tensor([place.next(self.context) for _ in range(size)])
+        self._places[key] = place
         return pairs[:, :-1].contiguous(), pairs[:, 1:].contiguous()
 
     def loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(model(inputs).float().flatten(0, 1), targets.flatten())
 
     def evaluate(self, model: nn.Module, *, rank: int, workers: int, device: torch.device) -> Tensor:
-        where = {"rank": rank, "workers": workers}
-        return judge_text(model, self.text.valid, self.context, self.vocabulary, **where, device=device)
+        how = (self.context, self.vocabulary, self.info.valid_size)
+        return judge_text(model, self.text.valid, *how, rank=rank, workers=workers, device=device)

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from dlion.train.ahead import Ahead
 from dlion.train.augment import Augmentation, crop_and_flip
 from dlion.train.autoaugment import autoaugment
 from dlion.train.data import DataInfo
@@ -88,9 +89,8 @@ def _cifar10(name: str, data: str | None, how: Reading) -> Task:
 
 
 def _image_folder(name: str, data: str | None, how: Reading) -> Task:
-    return ImageTask(
-        name, load_image_folder(data, how.image_size or IMAGE_SIZE), "vit-s16", _IMAGENET, _policy(how), how.mixup
-    )
+    images = load_image_folder(data, how.image_size or IMAGE_SIZE)
+    return ImageTask(name, images, "vit-s16", _IMAGENET, _policy(how), how.mixup, Ahead())
 
 
 def _policy(how: Reading) -> tuple[Augmentation, ...]:
@@ -98,15 +98,15 @@ def _policy(how: Reading) -> tuple[Augmentation, ...]:
 
 
 def _text(name: str, data: str | None, how: Reading) -> Task:
-    return TextTask(name, load_text(data), "gpt", how.context or CONTEXT)
+    return TextTask(name, load_text(data), "gpt", how.context or CONTEXT, how.eval_windows or EVALUATED_WINDOWS)
 
 
 def _hub_text(name: str, data: str | None, how: Reading) -> Task:
-    context = how.context or CONTEXT
+    context, most = how.context or CONTEXT, how.eval_windows or EVALUATED_WINDOWS
     if how.stream:
-        text = streamed_text(data, how.column, how.tokenizer, hold_back=EVALUATED_WINDOWS * context)
-        return StreamTask(name, text, "gpt", context)
-    return TextTask(name, hub_text(data, how.column, how.tokenizer), "gpt", context)
+        text = streamed_text(data, how.column, how.tokenizer, hold_back=most * context)
+        return StreamTask(name, text, "gpt", context, most)
+    return TextTask(name, hub_text(data, how.column, how.tokenizer), "gpt", context, most)
 
 
 def _instruct(name: str, data: str | None, how: Reading) -> Task:
@@ -117,8 +117,8 @@ _SOURCES: dict[str, Source] = {
     "fashion-mnist": Source(_fashion, frozenset({"mixup"})),
     "cifar10": Source(_cifar10, frozenset({"mixup", "autoaugment"})),
     "image-folder": Source(_image_folder, frozenset({"image_size", "mixup", "autoaugment"})),
-    "text": Source(_text, frozenset({"context"})),
-    "hf-text": Source(_hub_text, frozenset({"context", "tokenizer", "column", "stream"})),
+    "text": Source(_text, frozenset({"context", "eval_windows"})),
+    "hf-text": Source(_hub_text, frozenset({"context", "eval_windows", "tokenizer", "column", "stream"})),
     "instruct": Source(_instruct, frozenset({"context", "tokenizer"})),
 }
 TASKS: tuple[str, ...] = tuple(_SOURCES)

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from dlion.train import streams
 from dlion.train.data import DataInfo, TextSet
 from dlion.train.data.tokens import windows
-from dlion.train.judging import evaluated_windows, judge_text
+from dlion.train.judging import EVALUATED_WINDOWS, evaluated_windows, judge_text
 from dlion.train.parts import part
 
 CONTEXT = 128
@@ -20,14 +20,15 @@ class TextTask:
     """Prediction of each next byte (or token) of `text`; batches are i64[size, context] twice, targets one
     further on.
 
-    Windows are drawn with replacement, at any offset. `evaluate` judges `evaluated` windows at even distances
-    over the validation data, always the same, since all of them would take longer than training does.
+    Windows are drawn with replacement, at any offset. `evaluate` judges `evaluated` windows, `most` at most, at even
+    distances over the validation data, always the same.
     """
 
     name: str
     text: TextSet
     default_model: str
     context: int = CONTEXT
+    most: int = EVALUATED_WINDOWS
     metric: str | None = None
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class TextTask:
     @property
     def evaluated(self) -> int:
         """Number of windows that `evaluate` looks at."""
-        return evaluated_windows(len(self.text.valid), self.context)
+        return evaluated_windows(len(self.text.valid), self.context, self.most)
 
     def batch(
         self, *, seed: int, rank: int, workers: int, step: int, size: int, iid: bool = True
@@ -72,5 +73,5 @@ class TextTask:
         return cross_entropy(model(inputs).float().flatten(0, 1), targets.flatten())
 
     def evaluate(self, model: nn.Module, *, rank: int, workers: int, device: torch.device) -> Tensor:
-        where = {"rank": rank, "workers": workers}
-        return judge_text(model, self.text.valid, self.context, self.vocabulary, **where, device=device)
+        how = (self.context, self.vocabulary, self.evaluated)
+        return judge_text(model, self.text.valid, *how, rank=rank, workers=workers, device=device)

@@ -99,6 +99,13 @@ def test_a_stream_gives_every_document_to_one_worker_and_none_of_those_held_back
     assert whole[:half] == seen[:half] and whole[half:] != whole[:half]  # the next round has another order
 
 
+def test_a_stream_that_is_too_short_says_so_each_time(folder):
+    task = load_task("hf-text", str(folder / "plain"), Reading(context=8, stream=True, eval_windows=10**6))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="give a longer text, or a smaller --eval-windows"):
+            task.batch(seed=0, rank=0, workers=2, step=0, size=1)
+
+
 def test_windows_of_a_stream_follow_one_another(folder):
     task = load_task("hf-text", str(folder / "split"), Reading(context=16, stream=True))
     assert (

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from picture_forms import pictures_of_the_subset, write_picture_folder
 from PIL import Image
 
 from dlion.train import streams
+from dlion.train.ahead import Ahead
 from dlion.train.augment import mixed
 from dlion.train.autoaugment import OPERATIONS, POLICY, autoaugment
 from dlion.train.data.image_folder import AREA, RATIO, frame, load_image_folder
@@ -92,6 +94,48 @@ def test_a_batch_is_a_pure_function_of_seed_rank_and_step(folder, reading):
     assert targets.shape == ((16, 10) if reading.mixup else (16,))
     loss = task.loss(lambda inputs: torch.zeros(len(inputs), 10), first, targets)
     assert abs(loss.item() - np.log(10)) < 1e-5
+
+
+def test_pictures_of_the_next_step_are_made_ahead_and_are_the_same(folder):
+    images = load_image_folder(str(folder), 16)
+    made = []
+
+    def make(index, seed, rank, step):
+        made.append((threading.get_ident(), rank, step))
+        return images.training(index, seed=seed, rank=rank, step=step)
+
+    def index(rank, step):
+        return torch.from_numpy(streams.shuffled_positions(0, rank, step, 3, 41))
+
+    ahead = Ahead()
+
+    def take(rank, step):
+        return ahead.take(make, index(rank, step), lambda: index(rank, step + 1), 0, rank, step)
+
+    take(0, 0)
+    assert not ahead._threads  # a launcher asks once
+    for rank, step in [(0, 1), (1, 1), (0, 2), (1, 2), (0, 3), (1, 3), (0, 7), (0, 8), (0, 4)]:
+        assert torch.equal(take(rank, step), images.training(index(rank, step), seed=0, rank=rank, step=step))
+    by_main = {(rank, step) for thread, rank, step in made if thread == threading.get_ident()}
+    assert by_main == {(0, 0), (0, 1), (1, 1), (1, 2), (0, 7), (0, 8), (0, 4)}
+    for executor in ahead._threads.values():
+        executor.shutdown()
+
+
+def test_a_fault_ahead_is_raised_at_its_own_step():
+    ahead = Ahead()
+
+    def make(index, seed, rank, step):
+        if step == 3:
+            raise ValueError("n7.JPEG is no readable image")
+        return index
+
+    for step in range(3):
+        ahead.take(make, torch.arange(2), lambda: torch.arange(2), 0, 0, step)
+    with pytest.raises(ValueError, match=r"n7\.JPEG"):
+        ahead.take(make, torch.arange(2), lambda: torch.arange(2), 0, 0, 3)
+    for executor in ahead._threads.values():
+        executor.shutdown()
 
 
 def test_the_policy_has_the_25_pairs_of_the_paper():

@@ -214,6 +214,17 @@ def test_text_is_judged_on_the_same_windows_from_first_to_last_byte(tasks):
     assert "256 fixed windows of 128 bytes" in task.info.note
 
 
+def test_as_many_windows_of_text_are_judged_as_asked_and_there_are(tasks):
+    whole = (len(tasks["text"].text.valid) - 1) // 500
+    for asked, judged in ((7, 7), (10**6, whole)):
+        task = load_task("text", None, Reading(context=500, eval_windows=asked))
+        assert task.info.valid_size == judged and f"{judged:,} fixed windows of 500" in task.info.note
+    found = load_task("text", None, Reading(eval_windows=7)).evaluate(
+        Frequencies(256, True), rank=0, workers=1, device=torch.device("cpu")
+    )
+    assert found[2] == 7 * 128
+
+
 def test_loss_is_the_mean_in_nats(tasks):
     for name, classes in (("fashion-mnist", 10), ("text", 256)):
         model = Frequencies(classes, name == "text")

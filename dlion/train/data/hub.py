@@ -72,7 +72,10 @@ class StreamedText:
                     found = True
                     yield _document(row, self.column, self.encode)
             if not found:
-                raise ValueError(f"{self.info.name} has fewer rows than there are workers ({workers})")
+                raise ValueError(
+                    f"{self.info.name} has fewer rows to train on than there are workers ({workers}), beside those "
+                    "held back to validate: give a longer text, or a smaller --eval-windows"
+                )
             round_ += 1
 
 
