@@ -45,8 +45,8 @@ class ImageTask:
     are shares, f32[size, classes]).
 
     normalisation: mean and standard deviation per channel, of pixels in 0..1. augment: applied in turn to training
-    batches (u8), given seed, rank and step. mixup: both parameters of the Beta distribution of MixUp. ahead: where pixels
-    take long to make; None makes them when they are asked for.
+    batches (u8), given seed, rank and step. mixup: both parameters of the Beta distribution of MixUp. ahead: where
+    pixels take long to make; None makes them when they are asked for.
     """
 
     name: str
