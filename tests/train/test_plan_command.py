@@ -97,6 +97,7 @@ def test_nothing_is_written_without_a_folder(tmp_path: Path) -> None:
         (["--parameters", "5", "--tensors", "6"], "--tensors must be 1 to --parameters, and 6 was given."),
         (["--tensors", "6"], "--tensors must be left out, or beside --parameters, and 6 was given."),
         (["--parameters", "5", "--model", "gpt"], "all say what is trained: give one of them."),
+        (["--bucket-cap-mb", "1e-9"], "--bucket-cap-mb must be large enough for one parameter of 4 bytes, and 1e-09"),
         (["--workers", "0"], "--workers must be at least 1, and 0 was given."),
         (["--bandwidth", "0"], "--bandwidth must be a finite number above 0, and 0.0 was given."),
         (["--latency", "-1"], "--latency must be a finite number, 0 or greater, and -1.0 was given."),

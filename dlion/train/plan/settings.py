@@ -12,7 +12,7 @@ from dlion.train.plan.cluster import BACKENDS, Cluster, Link
 from dlion.train.plan.methods import Scene
 from dlion.train.plan.rates import MEASURED_COPY, Rates
 from dlion.train.plan.sizes import Sizes
-from dlion.train.plan.votes import Topology
+from dlion.train.plan.votes import FULL_BYTES, Topology
 from dlion.train.plan.work import Compute
 
 SEVERAL = Parameter(consume_multiple=True, negative="", show_default=False)
@@ -116,6 +116,8 @@ class PlanConfig:
                 require(math.isfinite(value) and value > 0, flag, value, "a finite number above 0")
             elif value is not None:
                 require(math.isfinite(value) and value >= 0, flag, value, "a finite number, 0 or greater")
+        fits = self.bucket_cap_mb * 2**20 >= FULL_BYTES
+        require(fits, "bucket_cap_mb", self.bucket_cap_mb, "large enough for one parameter of 4 bytes")
         fits = self.bucket_bytes is None or (self.bucket_bytes > 0 and self.bucket_bytes % 8 == 0)
         require(fits, "bucket_bytes", self.bucket_bytes, "a positive multiple of 8")
         require(0 <= self.backward_share <= 1, "backward_share", self.backward_share, "0 to 1")
