@@ -159,7 +159,7 @@ def _train_flags(words: Sequence[str]) -> dict[str, Any]:
     _, bound, _ = app.parse_args(["train", *words], exit_on_error=False, print_error=False)
     strange = sorted(bound.arguments.keys() - {"settings"})
     if strange:
-        raise ValueError(f"--{strange[0]} cannot be given to runs of a comparison: leave it out.")
+        raise ValueError(f"--{strange[0].replace('_', '-')} cannot be given to runs of a comparison: leave it out.")
     return given_in(bound.arguments.get("settings", TrainConfig()))
 
 

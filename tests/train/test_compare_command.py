@@ -15,7 +15,9 @@ from compare_study import STUDY, TOLD, recorded
 
 from dlion.cli import main
 from dlion.train.compare.cells import first_stage
+from dlion.train.compare.command import run
 from dlion.train.compare.folder import StudyFolder
+from dlion.train.compare.settings import CompareConfig
 from dlion.train.compare.study import study_from
 
 TINY = """
@@ -161,6 +163,10 @@ def test_another_study_is_refused(tmp_path: Path) -> None:
     held = filled(tmp_path)
     with pytest.raises(ValueError, match=r"other settings .steps is 40 there and 50 here.: .*another --out"):
         held.claim(study_from({**TOLD, "train": {"task": "cifar10", "steps": 50}}))
+    other = study_from({**TOLD, "train": {"task": "cifar10", "steps": 50}})
+    with pytest.raises(ValueError, match="other settings"):  # or the table would say that nothing was run
+        run(CompareConfig(), other, held.path, table_only=True)
+    assert not (held.path / "table.md").exists()
     held.study_file.unlink()
     with pytest.raises(ValueError, match="cells of no known study"):
         held.claim(STUDY)
@@ -173,9 +179,22 @@ def test_a_line_cut_short_is_run_again_and_a_damaged_one_told(tmp_path: Path) ->
     assert len(held.records()) == 1
     held.append(recorded(first_stage(STUDY)[1], 0.5))
     assert held.cells_file.read_bytes().startswith(whole) and len(held.records()) == 2
-    held.cells_file.write_bytes(b"{}\n" + whole)
-    with pytest.raises(ValueError, match=r"line 1 of .*cells\.jsonl is damaged"):
-        held.records()
+    record = json.loads(whole)
+    for broken in (
+        {},
+        None,
+        record | {"diverged": "no"},
+        record | {"versions": 3},
+        record | {"curve": {"step": ["x"]}},
+    ):
+        held.cells_file.write_bytes(json.dumps(broken).encode() + b"\n" + whole)
+        with pytest.raises(ValueError, match=r"line 1 of .*cells\.jsonl is damaged"):
+            held.records()
+    for missing in ("data", "diverged", "val_loss", "curve", "epoch_steps", "seconds", "config"):
+        broken = {name: value for name, value in record.items() if name != missing}
+        held.cells_file.write_bytes(json.dumps(broken).encode() + b"\n" + whole)
+        with pytest.raises(ValueError, match=r"line 1 of .*cells\.jsonl is damaged"):
+            held.records()
 
 
 def test_two_commands_do_not_share_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,6 +225,8 @@ def test_a_time_limit_ends_it_before_a_cell_starts(tmp_path: Path, capsys: pytes
         (["--config", "study.toml", "--methods", "g-lion"], "--config and --methods contradict each other"),
         (["--table"], "holds no study"),
         (["--", "--name", "here"], "--name cannot be given to runs of a comparison"),
+        (["--", "--dry-run"], "--dry-run cannot be given to runs of a comparison"),
+        (["--task", "text", "--metric", "val_accuracy"], "task text has no accuracy: choose val_loss or best_val_loss"),
         (["--", "--simulate", "4"], "simulate is no flag of single runs"),
         (["--", "--seed", "3"], "seed is the same for all in [train] and varies elsewhere"),
     ],

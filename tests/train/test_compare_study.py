@@ -1,6 +1,7 @@
 """Guards what a study is: its file, the cells it asks for, their order and identity, and what may join it."""
 
 import tomllib
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,15 @@ def test_more_seeds_methods_and_settings_are_no_difference() -> None:
         ({"vary": {**TOLD["vary"], "dlion-mavi": {"workers": [2]}}}, "did you mean dlion-mavo"),
         ({"vary": {**TOLD["vary"], "lr": [1.0]}}, r"lr is both in \[vary\] and in \[grid\]"),
         ({"vary": {**TOLD["vary"], "batch": [{"batch-size": 3}]}}, "needs a label"),
+        ({"vary": {**TOLD["vary"], "dlion-mavo": {"seed": []}}}, "must have one value or more"),
+        ({"vary": {**TOLD["vary"], "dlion-mavo": {"worker": [2]}}}, "did you mean workers"),
+        ({"vary": {**TOLD["vary"], "dlion-mavo": {"method": ["g-lion"]}}}, r"unknown axis in \[vary.dlion-mavo\]"),
+        ({"grid": {"lr": [0.1], "terngrad": {"lr": []}}}, "must have one value or more"),
+        ({"grid": {"lr": [0.1], "terngrad": {"workers": [2]}}}, r"workers in \[grid\] and workers in \[vary\]"),
+        ({"vary": {**TOLD["vary"], "batch": [{"label": "a", "lr": 1.0}]}}, "lr of dlion-mavo is set by"),
+        ({"vary": {**TOLD["vary"], "batch": [{"label": one, "batch-size": 3} for one in "ab"]}}, "set the same flags"),
+        ({"grid": {"lr": [date(1979, 5, 27)]}}, "lr cannot be .*: give a number"),
+        ({"train": {"task": "cifar10", "lr": time(7, 32)}}, "lr cannot be .*: give a number"),
         ({"tune": {"workers": 4}}, "must name the seed"),
         ({"tune": {"seed": 1, "worker": 4}}, "did you mean workers"),
     ],

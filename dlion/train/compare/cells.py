@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from dlion.train.compare.study import SEED, Flags, Study, Value
+from dlion.train.compare.axes import Flags, Value
+from dlion.train.compare.study import SEED, Study
 from dlion.train.config import DEFAULT_STEPS, DEFAULT_WORKERS, TrainConfig, asked_by
 
 Labels = dict[str, Any]

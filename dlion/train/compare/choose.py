@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dlion.train.compare.axes import Value
 from dlion.train.compare.cells import Cell, first_stage, place_words, said, tuned_places
-from dlion.train.compare.study import SEED, Study, Value
+from dlion.train.compare.study import SEED, Study
 
 Record = dict[str, Any]
 

@@ -42,10 +42,12 @@ def run(config: CompareConfig, study: Study | None, out: Path, *, table_only: bo
     torch.set_num_threads(1)
     study = settle(study or read_study(folder.study_file), config.data)
     if table_only:
+        folder.refuse_another(study.anywhere())
         write_reports(folder, study, folder.records(), config.mbit, config.step_ms)
         return 0
     cells, later = first_stage(study), unchosen(study) if study.tune is not None else []
     check_all([*cells, *later])
+    check_metric([*cells, *later], choose.metric_of(study))
     planned = {cell.key: cell.work for cell in cells} | {f"?{cell.key}": cell.work for cell in later}
     with folder.held():
         return _run(config, study, folder, planned)
@@ -58,10 +60,22 @@ def settle(study: Study, data: str | None) -> Study:
     if choose.unsearched(study):
         study = replace(study, tune=None)
     if study.metric is None:
-        cell = first_stage(study)[0]
-        task = task_of(cell.config)
+        task = task_of(first_stage(study)[0].config)
         study = replace(study, metric="val_accuracy" if task.metric == "accuracy" else "val_loss")
     return study
+
+
+def check_metric(cells: Iterable[Cell], metric: str) -> None:
+    """Find out before a cell runs that its task does not have the metric of the study.
+
+    Raises:
+        ValueError: it has not.
+    """
+    for config in {cell.config.task: cell.config for cell in cells}.values():
+        if choose.higher_is_better(metric) and task_of(config).metric != "accuracy":
+            raise ValueError(
+                f"metric {metric} was given and task {config.task} has no accuracy: choose val_loss or best_val_loss."
+            )
 
 
 def _run(config: CompareConfig, study: Study, folder: StudyFolder, planned: dict[str, float]) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 
 from dlion.train.compare.cells import key_of
 from dlion.train.compare.study import Study, read_study, toml_of
+from dlion.train.compare.wholeness import is_whole
 from dlion.train.config import TrainConfig, to_flags
 from dlion.train.runs import RunFolder, write_whole
 
@@ -64,8 +65,8 @@ class StudyFolder:
         finally:
             os.close(lock)
 
-    def claim(self, study: Study) -> None:
-        """Write the study down, or check that it is the one which the folder holds, perhaps with more to run.
+    def refuse_another(self, study: Study) -> None:
+        """Check that a study is the one which the folder holds, perhaps with more to run.
 
         Raises:
             ValueError: the folder holds another study.
@@ -79,6 +80,14 @@ class StudyFolder:
                 )
         elif self.cells_file.exists():
             raise ValueError(f"{self.path} holds cells of no known study (it has no study.toml): take another --out.")
+
+    def claim(self, study: Study) -> None:
+        """Write the study down.
+
+        Raises:
+            ValueError: the folder holds another study.
+        """
+        self.refuse_another(study)
         text = toml_of(study).encode()
         if not self.study_file.exists() or self.study_file.read_bytes() != text:
             write_whole(self.study_file, text)
@@ -101,10 +110,10 @@ class StudyFolder:
 
     def _record(self, line: bytes, number: int) -> Record:
         try:
-            record = json.loads(line)
-            if isinstance(record, dict) and isinstance(record["flags"], dict) and {*SHARED, "config"} <= record.keys():
+            record: Record = json.loads(line)
+            if is_whole(record):
                 return record
-        except (ValueError, KeyError):
+        except ValueError:
             pass
         raise ValueError(f"line {number} of {self.cells_file} is damaged: mend or delete that line.")
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from dlion.train.bench.settings import SEVERAL
-from dlion.train.compare.study import SEED, Study, Value
+from dlion.train.compare.axes import Value
+from dlion.train.compare.study import SEED, Study
 from dlion.train.config import DEFAULT_WORKERS, require
 
 NONE_OR_SEVERAL = Parameter(consume_multiple=True, negative="", show_default=False)

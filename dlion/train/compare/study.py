@@ -7,41 +7,17 @@ which the variants meet.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from dlion.train.compare.axes import Axes, Flags, Value, check_plain, combined, read_axes, told_axes
 from dlion.train.config import read_toml, unknown_name
 
-Flags = dict[str, Any]
 METRICS = ("val_accuracy", "best_val_accuracy", "val_loss", "best_val_loss")
 SEED = "seed"
-
-
-@dataclass(frozen=True)
-class Value:
-    """One value of an axis: what it is called, and the flags it sets (several where the file has a table)."""
-
-    label: Any
-    flags: Flags
-
-    @classmethod
-    def of(cls, axis: str, told: Any) -> "Value":
-        """From the file: a plain value of the flag `axis`, or a table of flags with a `label`."""
-        if isinstance(told, Mapping):
-            if "label" not in told or len(told) < 2:
-                raise ValueError(f"a table of the axis {axis!r} needs a label and at least one flag, not {dict(told)}.")
-            return cls(told["label"], {flag: value for flag, value in told.items() if flag != "label"})
-        return cls(told, {axis: told})
-
-    def told(self, axis: str) -> Any:
-        """The inverse of `of`."""
-        return self.label if self.flags == {axis: self.label} else {"label": self.label, **self.flags}
-
-
-Axes = dict[str, tuple[Value, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +57,13 @@ class Study:
         for axis in (self.compare, SEED):
             if not self.vary.get(axis):
                 raise ValueError(f"nothing is said about {axis}: give [vary] at least one {axis}.")
-        for axis, values in {**self.vary, **self.grid}.items():
+        for axis, values in [pair for axes in self._all_axes for pair in axes.items()]:
             labels = [str(value.label) for value in values]
             if not labels or len(set(labels)) < len(labels):
                 raise ValueError(f"the axis {axis!r} must have one value or more, each only once, not {labels}.")
+            if same := next((two for two in combinations(values, 2) if two[0].flags == two[1].flags), None):
+                names = " and ".join(str(value.label) for value in same)
+                raise ValueError(f"{names} of the axis {axis!r} set the same flags: leave one out.")
         for name in [*self.vary_of, *self.grid_of]:
             if name not in self.variants:
                 raise unknown_name(f"{self.compare} in [vary.{name}] or [grid.{name}]", name, list(self.variants))
@@ -97,7 +76,27 @@ class Study:
             raise ValueError(
                 "simulate is no flag of single runs: say it of the whole study, and give numbers of workers."
             )
+        self._check_own()
         self._check_tune()
+
+    def _check_own(self) -> None:
+        """What one variant has instead must be something that the others have, and no flag may be set twice."""
+        for name, axes in self.vary_of.items():
+            for axis in axes:
+                if axis not in self.vary or axis == self.compare:
+                    known = [one for one in self.vary if one != self.compare]
+                    raise unknown_name(f"axis in [vary.{name}]", axis, known)
+        for variant, value in self.variants.items():
+            varied = {axis: self.values(variant, axis) for axis in self.vary} | {self.compare: (value,)}
+            owners: dict[str, str] = {}
+            for where, axes in (("vary", varied), ("grid", self.searched(variant))):
+                for axis, values in axes.items():
+                    for flag in {flag for one in values for flag in one.flags}:
+                        if flag in owners:
+                            raise ValueError(
+                                f"{flag} of {variant} is set by {axis} in [{where}] and {owners[flag]}: choose one."
+                            )
+                        owners[flag] = f"{axis} in [{where}]"
 
     @property
     def _all_axes(self) -> list[Axes]:
@@ -128,11 +127,11 @@ class Study:
 
     def places(self, variant: str) -> Iterator[dict[str, Value]]:
         """The conditions under which a variant is run: one value of each axis but seed and grid."""
-        return _combined({axis: self.values(variant, axis) for axis in self.axes})
+        return combined({axis: self.values(variant, axis) for axis in self.axes})
 
     def points(self, variant: str) -> Iterator[dict[str, Value]]:
         """The settings that are searched for a variant; one empty setting where it has no grid."""
-        return _combined(self.searched(variant))
+        return combined(self.searched(variant))
 
     def searched(self, variant: str) -> Axes:
         """The grid of a variant."""
@@ -186,11 +185,6 @@ def _lost(study: Study, held: Study) -> list[str]:
     return found
 
 
-def _combined(axes: Axes) -> Iterator[dict[str, Value]]:
-    for values in product(*axes.values()):
-        yield dict(zip(axes, values, strict=True))
-
-
 def read_study(path: Path) -> Study:
     """The study in a file.
 
@@ -213,8 +207,10 @@ def study_from(told: Mapping[str, Any]) -> Study:
         kind: type = {"notes": list, "simulate": bool}.get(key, Mapping if key in known[5:] else str)
         if not isinstance(value, kind):
             raise ValueError(f"{key} cannot be {value!r}")
-    vary, vary_of = _axes(told.get("vary", {}), "vary")
-    grid, grid_of = _axes(told.get("grid", {}), "grid")
+    for flag, value in told.get("train", {}).items():
+        check_plain(flag, value)
+    vary, vary_of = read_axes(told.get("vary", {}), "vary")
+    grid, grid_of = read_axes(told.get("grid", {}), "grid")
     tune = told.get("tune")
     return Study(
         train=dict(told.get("train", {})),
@@ -229,22 +225,6 @@ def study_from(told: Mapping[str, Any]) -> Study:
         title=told.get("title", ""),
         notes=tuple(told.get("notes", ())),
     )
-
-
-def _axes(told: Mapping[str, Any], where: str) -> tuple[Axes, dict[str, Axes]]:
-    """The lists of a table, and the lists of the tables in it, which belong to one variant each."""
-    axes: Axes = {}
-    own: dict[str, Axes] = {}
-    for name, values in told.items():
-        if isinstance(values, Mapping):
-            own[name], deeper = _axes(values, f"{where}.{name}")
-            if deeper:
-                raise ValueError(f"[{where}.{name}] holds a table {min(deeper)}: lists of values are expected")
-        elif isinstance(values, list):
-            axes[name] = tuple(Value.of(name, value) for value in values)
-        else:
-            raise ValueError(f"{name} in [{where}] is {values!r}: a list of values is expected")
-    return axes, own
 
 
 def _pinned(vary: Axes, axis: str, told: Any) -> Value:
@@ -272,13 +252,8 @@ def told_by(study: Study) -> Flags:
         "simulate": study.simulate,
         "metric": study.metric,
         "train": study.train,
-        "vary": _told(study.vary, study.vary_of),
-        "grid": _told(study.grid, study.grid_of),
+        "vary": told_axes(study.vary, study.vary_of),
+        "grid": told_axes(study.grid, study.grid_of),
         "tune": None if study.tune is None else {axis: value.told(axis) for axis, value in study.tune.items()},
     }
     return {key: value for key, value in told.items() if value not in (None, "", [])}
-
-
-def _told(axes: Axes, own: dict[str, Axes]) -> dict[str, Any]:
-    told: dict[str, Any] = {axis: [value.told(axis) for value in values] for axis, values in axes.items()}
-    return told | {name: _told(inner, {}) for name, inner in own.items()}

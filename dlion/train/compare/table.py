@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dlion.train.compare.cells import said
-from dlion.train.compare.choose import metric_of
+from dlion.train.compare.choose import metric_of, value_of
 from dlion.train.compare.remarks import made_of, remarks
 from dlion.train.compare.results import Results, Row
 
@@ -129,7 +129,7 @@ def _seeds(results: Results) -> list[Any]:
 def _cell(record: dict[str, Any] | None, asked: bool, metric: str) -> str:
     if record is None:
         return "not run" if asked else ""
-    return "diverged" if record["diverged"] else number(metric, record[metric])
+    return "diverged" if record["diverged"] else number(metric, value_of(record, metric))
 
 
 def markdown(results: Results) -> str:
