@@ -13,6 +13,8 @@ from torch import Tensor
 
 WORD = 64  # elements per word of one-bit ballots
 
+NO_STATE: dict[Any, Any] = {}  # for `layout_key`, where the parameters alone count
+
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 

@@ -101,6 +101,14 @@ def test_inverted_signs_are_those_of_the_negated_gradient(method: str, zeros: st
     assert not equal(found, simulate(noise, **options)[0])
 
 
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_step_in_which_all_are_absent_moves_nothing(method: str) -> None:
+    lost = [Fault("absent", range(WORKERS), (1,))]
+    found, simulation = simulate(noise, steps=2, method=method, faults=lost)
+    assert equal(found, simulate(noise, steps=1, method=method)[0])
+    assert simulation.stats.skipped == 1 and simulation.param_groups[0]["t"] == 1
+
+
 def test_who_is_late_has_moved_its_momentum_and_not_voted() -> None:
     fault = (Fault("late", (2,), (3,)),)
     found, simulation = simulate(noise, faults=fault)
@@ -206,6 +214,12 @@ def test_impossible_faults_are_refused() -> None:
         simulate(noise, faults=[Fault("late", (1, 5))])
     with pytest.raises(ValueError, match="act='asleep'"):
         simulate(noise, faults=lambda rank, step: "asleep")
+    for workers, steps in ((1, None), ("1", None), ([1.0], None), ([-1], None), ([1], 3), ([1], "3")):
+        with pytest.raises(ValueError, match="of a fault must be a collection of whole numbers"):
+            Fault("late", workers, steps)  # type: ignore[arg-type]
+    for faults in (Fault("late", [1]), "late", [("late", [1])], None):
+        with pytest.raises(ValueError, match="is no list of faults"):
+            simulate(noise, faults=faults)
 
 
 # ---- what a vote survives

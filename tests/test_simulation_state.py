@@ -211,12 +211,60 @@ def test_mistakes_are_told_in_one_sentence() -> None:
         with simulation.worker(rank):
             pass
     simulation.param_groups[0]["lr"] = 3.0
-    with pytest.raises(ValueError, match="changed after the first worker had computed"):
+    with pytest.raises(ValueError, match="hyper-parameters changed after the first worker"):
         simulation.step()
     with pytest.raises(ValueError, match="within a step"):
         simulation.load_state_dict(simulation.state_dict())
     with pytest.raises(TypeError, match="neither copied nor pickled"):
         copy.deepcopy(simulation)
+
+
+def test_parameters_do_not_change_within_a_step() -> None:
+    model = make_model()
+    simulation = Simulation(model, workers=2, lr=0.01)
+    run(simulation, range(1))
+    with simulation.worker(0):
+        pass
+    model.p1.requires_grad_(False)
+    with simulation.worker(1):
+        pass
+    with pytest.raises(ValueError, match="frozen or unfrozen after the first worker: do it between steps"):
+        simulation.step()
+
+
+@pytest.mark.parametrize("rank", [2, -1, True, "0"])
+def test_there_are_no_other_workers(rank: Any) -> None:
+    simulation = Simulation(copy.deepcopy(NORMALISED), workers=2)
+    asked: list[Any] = [simulation.state_dict, simulation.buffers, simulation.stats_of, simulation.act]
+    asked += [lambda rank: simulation.load_buffers(simulation.buffers(0), rank)]
+    asked += [lambda rank: simulation.load_state_dict(simulation.state_dict(), rank)]
+    for ask in asked:
+        with pytest.raises(ValueError, match=r"worker .* does not exist: there are workers 0 to 1"):
+            ask(rank)
+
+
+def test_buffers_that_are_not_the_models_are_refused_whole() -> None:
+    model = copy.deepcopy(NORMALISED)
+    simulation = Simulation(model, workers=2)
+    before = simulation.buffers(1)
+    name = next(iter(before))
+    for values, message in (
+        ({}, "is not given"),
+        ({**before, "other": torch.ones(1)}, "'other' is none of the model's"),
+        ({each: torch.ones(77) for each in before}, r"has shape \[77\] and needs"),
+        ({each: torch.ones(77) if each != name else value + 1 for each, value in before.items()}, "has shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            simulation.load_buffers(values, 1)
+        assert all(map(same, before.values(), simulation.buffers(1).values()))
+    with simulation.worker(1):
+        with pytest.raises(ValueError, match=r"synchronize_buffers\(\) came while worker 1 is computing"):
+            simulation.synchronize_buffers()
+        with pytest.raises(ValueError, match=r"load_buffers\(\) came while worker 1 is computing"):
+            simulation.load_buffers(before, 1)
+    model.register_buffer("late", torch.zeros(1))
+    with pytest.raises(ValueError, match="buffers or their shapes changed after the simulation was made"):
+        run(simulation, range(1))
 
 
 def test_an_error_inside_leaves_the_worker_as_it_was() -> None:

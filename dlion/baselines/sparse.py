@@ -47,7 +47,7 @@ class Pairs:
         return rows
 
     def blank(self, bucket: Bucket, answers: list[Tensor]) -> Tensor:
-        longest = float(answers[0])  # -inf if nobody asks for any
+        longest = float(answers[0]) if answers else -math.inf  # nobody was asked, or nobody asks for any
         return self._empty(max(0, int(longest)) if math.isfinite(longest) else 0, bucket)
 
     def decode(self, verdict: Tensor, voters: int) -> list[Entries]:

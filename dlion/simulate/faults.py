@@ -30,7 +30,7 @@ class Fault:
         steps: in which steps of the simulation, counted from 0, skipped ones included; None: in all.
 
     Raises:
-        ValueError: an unknown act.
+        ValueError: an unknown act, or workers or steps that are no collection of numbers.
     """
 
     act: str
@@ -39,10 +39,19 @@ class Fault:
 
     def __post_init__(self) -> None:
         one_of("act", self.act, tuple(ACTS))
+        for name in ("workers", "steps"):
+            value = getattr(self, name)
+            listed = isinstance(value, Collection) and (isinstance(value, range) or all(map(_is_number, value)))
+            if not listed and not (name == "steps" and value is None):
+                raise ValueError(f"{name}={value!r} of a fault must be a collection of whole numbers, such as [1]")
 
     def strikes(self, rank: int, step: int) -> bool:
         """Whether this worker has it in this step."""
         return rank in self.workers and (self.steps is None or step in self.steps)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def schedule_of(faults: Sequence[Fault], workers: int) -> Schedule:

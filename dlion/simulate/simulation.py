@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from dlion import agreement
-from dlion.layout import check_dense, layout_key
+from dlion.layout import NO_STATE, check_dense, layout_key
 from dlion.methods import METHODS
 from dlion.ops import choose
 from dlion.optim import Distributed
@@ -76,7 +76,7 @@ class Simulation(Distributed):
         faults: Iterable[Fault] | Schedule = (),
         **settings: Any,
     ) -> None:
-        if not isinstance(workers, int) or workers < 1:
+        if type(workers) is not int or workers < 1:
             raise ValueError(f"workers={workers!r} must be a number of workers, at least 1")
         self.model = model
         fixes = ties == FIXED and method in METHODS and "ties" in METHODS[method].options
@@ -111,7 +111,7 @@ class Simulation(Distributed):
 
     def stats_of(self, rank: int) -> Stats:
         """What a worker would have sent and received."""
-        return self._team.workers[rank].stats
+        return self._team.worker(rank).stats
 
     def state_dict(self, rank: int = 0) -> dict[str, Any]:
         """The state of one worker's optimizer, as its own `state_dict()` would give it."""
@@ -133,7 +133,8 @@ class Simulation(Distributed):
     @contextmanager
     def _as(self, rank: int) -> Iterator[None]:
         """Let `self.state` be that of a worker."""
-        self.state, worker = self._team.workers[rank].state, self._team.workers[rank]
+        worker = self._team.worker(rank)
+        self.state = worker.state
         try:
             yield
             worker.state = self.state
@@ -142,15 +143,25 @@ class Simulation(Distributed):
 
     def buffers(self, rank: int) -> dict[str, Tensor]:
         """A worker's own values of the model's buffers, by name; copies."""
-        return self._team.workers[rank].buffers.state_dict()
+        return self._team.worker(rank).buffers.state_dict()
 
     def load_buffers(self, values: dict[str, Tensor], rank: int) -> None:
-        """Give a worker these values of its buffers."""
-        self._team.workers[rank].buffers.load(values)
+        """Give a worker these values of its buffers.
+
+        Raises:
+            ValueError: they are not those of this model; or a worker is computing.
+        """
+        self._refuse_within("load_buffers")
+        self._team.worker(rank).buffers.load(values)
         self._team.workers[0].buffers.put()
 
     def synchronize_buffers(self) -> None:
-        """What `dlion.synchronize_buffers(model)` does between processes: everybody has the mean, or worker 0's."""
+        """What `dlion.synchronize_buffers(model)` does between processes: everybody has the mean, or worker 0's.
+
+        Raises:
+            ValueError: a worker is computing.
+        """
+        self._refuse_within("synchronize_buffers")
         synchronize([worker.buffers for worker in self._team.workers])
         self._team.workers[0].buffers.put()
 
@@ -167,12 +178,10 @@ class Simulation(Distributed):
         Raises:
             ValueError: there is no such worker, or it has computed in this step already, or another one is computing.
         """
-        if not isinstance(rank, int) or not 0 <= rank < self.workers:
-            raise ValueError(f"worker {rank!r} does not exist: there are workers 0 to {self.workers - 1}")
+        worker = self._team.worker(rank)
         if self._in is not None:
             raise ValueError(f"worker {self._in} is computing: let its `with` end before that of worker {rank}")
         self._begin()
-        worker = self._team.workers[rank]
         if worker.spoke:
             raise ValueError(f"worker {rank} has computed in this step already: call step() first")
         worker.buffers.put()
@@ -188,33 +197,33 @@ class Simulation(Distributed):
 
     def act(self, rank: int) -> str | None:
         """The fault of a worker in the step that comes, None for an honest one."""
+        worker = self._team.worker(rank)
         self._begin()
-        return self._team.workers[rank].act
+        return worker.act
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Count everybody's ballots and apply the verdicts to the one copy of the parameters.
 
         Raises:
-            ValueError: a worker has not computed in this step, or hyper-parameters changed since the first one did; or
-                a closure was given, which would have one gradient for all.
+            ValueError: a worker has not computed in this step, or (hyper-)parameters changed since the first one did;
+                or a closure was given, which would have one gradient for all.
             NonFiniteGradientError: with `nonfinite="raise"`; nothing was written.
         """
         if closure is not None:
             raise ValueError(
                 "a closure has one gradient for all workers: compute inside `with simulation.worker(rank)`"
             )
-        if self._in is not None:
-            raise ValueError(f"step() came while worker {self._in} is computing: let its `with` end first")
+        self._refuse_within("step")
         self._begin()
         if self._idle:
             self._renew()
             self._end()
             return None
         if self._hypers() != self._begun_with:
-            raise ValueError(
-                "learning rates or other hyper-parameters changed after the first worker had computed: set them before"
-            )
+            raise ValueError("learning rates or other hyper-parameters changed after the first worker: set them before")
+        if layout_key(self.param_groups, NO_STATE) != self._begun_on:
+            raise ValueError("parameters came, were frozen or unfrozen after the first worker: do it between steps")
         for worker in self._team.workers:
             if not (worker.spoke or worker.absent):
                 raise ValueError(
@@ -238,6 +247,10 @@ class Simulation(Distributed):
             group["t"] = actor.moment.t + moved
         return None
 
+    def _refuse_within(self, name: str) -> None:
+        if self._in is not None:
+            raise ValueError(f"{name}() came while worker {self._in} is computing: let its `with` end first")
+
     def _begin(self) -> None:
         """Begin a step, unless it has begun."""
         if self._begun:
@@ -245,7 +258,7 @@ class Simulation(Distributed):
         self._idle = not self.state and all(float(group["lr"]) == 0 for group in self.param_groups)
         if not self._idle and layout_key(self.param_groups, self.state) != self._key:
             self._renew()
-        self._begun_with = self._hypers()
+        self._begun_with, self._begun_on = self._hypers(), layout_key(self.param_groups, NO_STATE)
         for worker in self._team.workers:
             act = self._schedule(worker.rank, self.stats.steps)
             if act is not None:

@@ -91,6 +91,16 @@ class Team:
         """How this method's ballots are attacked; a ValueError where that is not defined."""
         return attack_on(self.wire.up, self._options.method)
 
+    def worker(self, rank: int) -> Worker:
+        """One of them.
+
+        Raises:
+            ValueError: there is no such worker.
+        """
+        if type(rank) is not int or not 0 <= rank < len(self.workers):
+            raise ValueError(f"worker {rank!r} does not exist: there are workers 0 to {len(self.workers) - 1}")
+        return self.workers[rank]
+
     def schedule(self, faults: Iterable[Fault] | Schedule) -> Schedule:
         """(rank, step) -> what is wrong with a worker.
 
@@ -99,7 +109,12 @@ class Team:
         """
         if callable(faults):
             return faults
-        listed = tuple(faults)
+        listed = tuple(faults) if isinstance(faults, Iterable) else ()
+        if not isinstance(faults, Iterable) or not all(isinstance(one, Fault) for one in listed):
+            raise ValueError(
+                f"faults={faults!r} is no list of faults: give one such as [Fault('absent', [1])], or a function "
+                "(rank, step) -> act"
+            )
         if any(fault.act in ATTACKS for fault in listed):
             _ = self.attack
         return schedule_of(listed, len(self.workers))
