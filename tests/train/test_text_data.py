@@ -91,6 +91,10 @@ def test_token_files_with_the_header_of_llm_c_in_several_files(tmp_path):
     (tmp_path / "llama.bin").write_bytes(whole[:-4])
     with pytest.raises(ValueError, match="header asks for 1,224"):
         load_text(str(tmp_path / "llama.bin"))
+    for cut in (whole[:4], whole[:501], whole[:1000], whole[:8] + bytes(1016)):  # they would pass for GPT-2 tokens
+        (tmp_path / "llama.bin").write_bytes(cut)
+        with pytest.raises(ValueError, match="header of llm.c that is cut short or tells of no tokens; fetch it again"):
+            load_text(str(tmp_path / "llama.bin"))
 
 
 def test_files_read_as_one_have_the_digest_of_one_file(tmp_path):

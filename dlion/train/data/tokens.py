@@ -120,8 +120,12 @@ def _map(path: Path) -> tuple[Array, str, int]:
         size = path.stat().st_size
         with path.open("rb") as file:
             header = np.frombuffer(file.read(HEADER_BYTES), np.uint8)
-        numbers = header.view("<i4") if len(header) == HEADER_BYTES else np.zeros(3, "<i4")
-        if int(numbers[0]) in FORMATS and int(numbers[2]) >= 0:
+        numbers = header[: len(header) // 4 * 4].view("<i4")
+        if len(numbers) and int(numbers[0]) in FORMATS:  # a run of GPT-2 tokens cannot begin with these
+            if size < HEADER_BYTES or int(numbers[2]) < 1:
+                raise ValueError(
+                    f"{path} has a header of llm.c that is cut short or tells of no tokens; fetch it again"
+                )
             dtype, kind, vocabulary = FORMATS[int(numbers[0])]
             expected = HEADER_BYTES + int(numbers[2]) * np.dtype(dtype).itemsize
             if size != expected:
