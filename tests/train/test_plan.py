@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dlion import channel, header, layout, methods, options, survey, topology
-from dlion.train.plan import votes
+from dlion.train.plan import settings, votes
 from dlion.train.plan.break_even import break_even
 from dlion.train.plan.cluster import GLOO, NCCL, Call, Cluster, Cost, Kind, Link
 from dlion.train.plan.methods import METHODS, Scene
@@ -126,7 +127,7 @@ def test_a_break_even_is_where_two_lines_cross() -> None:
 
 
 def test_the_break_even_of_a_plan_separates_slower_from_quicker() -> None:
-    config, name = PlanConfig(parameters=1e8, workers=16, per_node=1), "d-signum-mavo"
+    config, name = PlanConfig(parameters=1e8, workers=16, per_node=1), "signsgd-mavo"
     sizes = Sizes.assumed(10**8, None)
     even = result_of(config, sizes)["methods"][name]["break_even"]
     assert even["pays"] == "below"
@@ -196,3 +197,20 @@ def test_rates_follow_memory() -> None:
     config = PlanConfig(parameters=1e6, memory=10 * MEASURED_COPY, ballot_ns=7.0)
     assert config.rates() == replace(quick, ballot=7.0)
     assert Rates().copied(8e9) == pytest.approx(Rates().copy)
+
+
+def test_help_names_the_rates_that_are_taken() -> None:
+    text = (Path(settings.__file__)).read_text(encoding="utf-8")
+    for name in ("ballot", "tally", "apply", "generic", "adamw"):
+        found = re.search(rf'{name}_ns: float \| None = None\n    """[^"]*?([0-9.]+[0-9])[^"]*"""', text)
+        assert found and float(found[1]) == getattr(Rates(), name), name
+
+
+def test_a_vote_is_planned_with_fused_kernels_where_it_runs_on_them() -> None:
+    votes_here = [
+        name for name, method in methods.METHODS.items() if method.wire in (methods.majority, methods.average)
+    ]
+    assert len(votes_here) == 5
+    for name in votes_here:
+        works = [METHODS[name](Scene(Sizes.assumed(10**6, None), 4, Rates(generic=rate))) for rate in (15.0, 150.0)]
+        assert (works[0] == works[1]) == methods.METHODS[name].fused, name

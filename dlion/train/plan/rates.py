@@ -1,5 +1,5 @@
 """How long a worker's own arithmetic takes: nanoseconds for each parameter, by default as measured for the README's
-kernels (bench/results/kernels, medians: one thread of an AMD EPYC, float32, memory that copies at 35.2 GB/s).
+kernels (bench/results/kernels, medians: one thread of an AMD EPYC, float32, memory that copies at 37.0 GB/s).
 """
 
 from dataclasses import dataclass, fields, replace

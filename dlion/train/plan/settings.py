@@ -65,15 +65,15 @@ class PlanConfig:
     memory: float = MEASURED_COPY
     """GB/s that a copy reads and writes on the worker's device: all rates below that are not given follow it."""
     ballot_ns: float | None = None
-    """Nanoseconds for each parameter to make a ballot: 0.270 as measured on one CPU thread, unless given."""
+    """Nanoseconds for each parameter to make a ballot: 0.2535 as measured on one CPU thread, unless given."""
     tally_ns: float | None = None
-    """To count one ballot: 0.0060 unless given."""
+    """To count one ballot: 0.0056 unless given."""
     apply_ns: float | None = None
-    """To apply a verdict: 0.166 unless given."""
+    """To apply a verdict: 0.1596 unless given."""
     generic_ns: float | None = None
-    """All three for methods without fused kernels: 14.4 unless given."""
+    """All three for methods without fused kernels: 15.2 unless given."""
     adamw_ns: float | None = None
-    """Of fused AdamW: 0.527 unless given."""
+    """Of fused AdamW: 0.506 unless given."""
     topology: Topology = "auto"
     """Of the methods that vote; the plan compares the others too."""
     powersgd_rank: int = 2
