@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from world import succeed, world
 
 from dlion import Distributed
+from dlion.cli import main
 from dlion.methods import METHODS
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "add-a-method.md"
@@ -56,3 +57,9 @@ def test_it_trains_three_workers_as_a_plain_loop_would(block: str) -> None:
     for found, bits in succeed(world(3, work)):
         torch.testing.assert_close(found, param)
         assert bits == pytest.approx(2 * (128 + 8 * 16) / 70, rel=0.01)  # two words and a header to each of two others
+
+
+def test_what_a_dry_run_does_not_know_is_said_in_a_sentence(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--method", "ef-sign-avg", "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "ballots of ef-sign-avg" in said

@@ -31,6 +31,8 @@ def show(config: TrainConfig, recipe: Recipe | None) -> int:
     """
     if config.method not in METHODS:
         raise unknown_name("method", config.method, list(METHODS))
+    if config.method not in PLANNED:
+        raise ValueError(f"--dry-run does not know what ballots of {config.method} weigh: leave --dry-run out.")
     print(*_lines(_plan(config, recipe)), sep="\n")
     return 0
 
