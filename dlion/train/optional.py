@@ -21,7 +21,9 @@ def needed(module: str, package: str, purpose: str) -> Any:
         if (error.name or "").partition(".")[0] != package:
             raise
         extra = "few-shot" if package == "lm_eval" else "hf"
-        raise ValueError(f'{purpose} needs the package {package}: pip install "dlion[{extra}]"') from None
+        raise ValueError(
+            f'{purpose} needs the package {package}: in a clone of dlion, pip install ".[{extra}]"'
+        ) from None
 
 
 def data_sets() -> Any:
