@@ -13,9 +13,9 @@ from dlion.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMPARING = (ROOT / "docs/compare.md").read_text(encoding="utf-8")
 SIMULATING = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+TEXTS = (README, GUIDE, *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))))
 RUN = "runs/fashion-mnist-dlion-mavo-n4-s0"
 
 
@@ -27,8 +27,9 @@ def python_blocks(text: str) -> tuple[list[str], list[str]]:
 
 def dlion_commands(text: str) -> list[str]:
     """The arguments of every `dlion ...`: lines of their own, inside backticks, and after `-m`."""
+    text = text.replace("\\\n", "")
     lines = re.findall(r"^ {4}(?:torchrun .* -m )?dlion (.+)$", text, re.MULTILINE)
-    return lines + re.findall(r"`dlion ((?:train|eval|bench|compare)[^`]*)`", text)
+    return lines + re.findall(r"`dlion ((?:train|eval|bench|compare|plan|recipes)[^`]*)`", text)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_the_other_python_runs_as_written(trained: Path) -> None:
 
 
 def test_every_command_parses(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = [command for text in (README, GUIDE, COMPARING, SIMULATING) for command in dlion_commands(text)]
+    commands = [command for text in TEXTS for command in dlion_commands(text)]
     assert any(RUN in command for command in commands) and len(commands) > 6
     monkeypatch.chdir(trained)
     for command in commands:
