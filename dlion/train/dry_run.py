@@ -1,23 +1,26 @@
 """`dlion train --dry-run`: what a run would be, from shapes and counts alone. Nothing is trained and little is read."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from dlion.methods import METHODS
+from dlion.methods import METHODS, average, majority
+from dlion.ops import reference
 from dlion.train.bench.sentence import volume
 from dlion.train.config import DEFAULT_WORKERS, TrainConfig, settle, unknown_name
 from dlion.train.jobs import batch_sizes_of, steps_per_epoch, task_of
 from dlion.train.models import MODELS, Pictured, Tokenised, TokenSized, build_model
 from dlion.train.plan.methods import METHODS as PLANNED
-from dlion.train.plan.methods import Scene
+from dlion.train.plan.methods import Scene, average_with_zeros, majority_with_zeros
 from dlion.train.plan.rates import Rates
 from dlion.train.plan.sizes import Sizes
+from dlion.train.plan.work import Work
 from dlion.train.pretrained import CAUSAL_LM
 from dlion.train.recipes import Recipe
 from dlion.train.tasks import Task
 
+WITH_ZEROS = {majority: majority_with_zeros, average: average_with_zeros}
 STATES = {"g-adamw": 2}  # numbers of optimizer state for each parameter; one momentum otherwise
 
 
@@ -71,7 +74,7 @@ class _Plan:
         """Bytes a worker sends in a step, headers and padding included, as `dlion plan` counts them."""
         if self.workers == 1:
             return 0.0
-        work = PLANNED[self.config.method](Scene(self.sizes, self.workers, Rates()))
+        work = _work(self.config, Scene(self.sizes, self.workers, Rates()))
         return sum(count * call.sent(self.workers, False) for count, piece in work.pieces for call in piece.calls)
 
 
@@ -90,6 +93,17 @@ def _plan(config: TrainConfig, recipe: Recipe | None) -> _Plan:
         steps = settle(config, model=model, workers=workers, steps_per_epoch=per_epoch).steps
     title = recipe.title if recipe else None
     return _Plan(config, title, task, model, sizes, batches, train_size, steps)
+
+
+def _work(config: TrainConfig, scene: Scene) -> Work:
+    """What the method sends with the settings that the run would have."""
+    method = METHODS[config.method]
+    keep = config.keep or method.rule(reference, "nearest", None).defaults().get("keep")
+    if keep is not None:
+        scene = replace(scene, keep=keep)
+    if config.zeros == "exact" and method.wire in WITH_ZEROS:
+        return WITH_ZEROS[method.wire](scene)
+    return PLANNED[config.method](scene)
 
 
 def _sizes(config: TrainConfig, name: str, task: Task | None, assumed: dict[str, int]) -> Sizes:

@@ -131,6 +131,10 @@ def _one(workers: int) -> int:
     return 1
 
 
+def _two(workers: int) -> int:
+    return 2
+
+
 def _counts(workers: int) -> int:
     return workers.bit_length()
 
@@ -138,6 +142,8 @@ def _counts(workers: int) -> int:
 def _sums(workers: int) -> int:
     return (2 * workers).bit_length()
 
+
+majority_with_zeros, average_with_zeros = vote(2, _two, fused=True), vote(2, _sums, fused=True)
 
 ALONE, BASE = "no communication", "ddp-fp32"
 METHODS: dict[str, Callable[[Scene], Work]] = {
@@ -149,7 +155,7 @@ METHODS: dict[str, Callable[[Scene], Work]] = {
     "g-lion": full_precision,
     "dlion-mavo": vote(1, _one, fused=True),
     "dlion-mavo, overlap": vote(1, _one, fused=True, overlap=True),
-    "dlion-mavo, exact zeros": vote(2, lambda workers: 2, fused=True),
+    "dlion-mavo, exact zeros": majority_with_zeros,
     "dlion-avg": vote(1, _counts, fused=True),
     "dlion-avg, overlap": vote(1, _counts, fused=True, overlap=True),
     "d-signum-mavo": vote(1, _one, fused=True),
