@@ -93,7 +93,9 @@ def test_token_files_with_the_header_of_llm_c_in_several_files(tmp_path):
         load_text(str(tmp_path / "llama.bin"))
     for cut in (whole[:4], whole[:501], whole[:1000], whole[:8] + bytes(1016)):  # they would pass for GPT-2 tokens
         (tmp_path / "llama.bin").write_bytes(cut)
-        with pytest.raises(ValueError, match="header of llm.c that is cut short or tells of no tokens; fetch it again"):
+        with pytest.raises(
+            ValueError, match=r"header of llm\.c that is cut short or tells of no tokens; fetch it again"
+        ):
             load_text(str(tmp_path / "llama.bin"))
 
 
