@@ -193,6 +193,11 @@ def test_fixed_ties_are_plus_one_and_nothing_else_changes(zeros: str) -> None:
 def test_mistakes_are_told_in_one_sentence() -> None:
     with pytest.raises(ValueError, match="workers=0 must be a number of workers"):
         Simulation(make_model(), workers=0)
+    with pytest.raises(ValueError, match="model is a generator and must be the module"):
+        Simulation(make_model().parameters(), workers=2)  # type: ignore[arg-type]
+    for name in ("process_group", "overlap", "timeout"):
+        with pytest.raises(ValueError, match=f"{name} has no meaning where all workers compute in one process"):
+            Simulation(make_model(), workers=2, **{name: None})
     simulation = Simulation(make_model(), workers=3)
     with pytest.raises(ValueError, match="worker 3 does not exist: there are workers 0 to 2"), simulation.worker(3):
         pass

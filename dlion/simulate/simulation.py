@@ -18,7 +18,7 @@ from dlion.options import check_parameters
 from dlion.simulate.buffers import synchronize
 from dlion.simulate.faults import Fault, Schedule
 from dlion.simulate.fixed import FIXED
-from dlion.simulate.team import Team
+from dlion.simulate.team import Team, check_arguments
 from dlion.simulate.worker import Worker
 from dlion.stats import Stats
 
@@ -76,8 +76,7 @@ class Simulation(Distributed):
         faults: Iterable[Fault] | Schedule = (),
         **settings: Any,
     ) -> None:
-        if type(workers) is not int or workers < 1:
-            raise ValueError(f"workers={workers!r} must be a number of workers, at least 1")
+        check_arguments(model, workers, settings)
         self.model = model
         fixes = ties == FIXED and method in METHODS and "ties" in METHODS[method].options
         super().__init__(

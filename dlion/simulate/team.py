@@ -181,3 +181,17 @@ def share(giver: Worker, taker: Worker) -> None:
     common = {id(tensor) for tensor in giver.rule.shared_state(giver.replica)}
     for param, kept in giver.state.items():
         taker.state[param] |= {name: value for name, value in kept.items() if id(value) in common}
+
+
+def check_arguments(model: Any, workers: Any, settings: dict[str, Any]) -> None:
+    """Raise a ValueError for what a simulation cannot be made of, among it arguments that only real workers have."""
+    if type(workers) is not int or workers < 1:
+        raise ValueError(f"workers={workers!r} must be a number of workers, at least 1")
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"model is a {type(model).__name__} and must be the module, whose buffers each worker has for itself: "
+            "parameters are chosen by params="
+        )
+    for name in ("process_group", "overlap", "timeout"):
+        if name in settings:
+            raise ValueError(f"{name} has no meaning where all workers compute in one process: leave it out")
