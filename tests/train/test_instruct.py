@@ -45,6 +45,17 @@ def test_rows_of_a_file_or_a_data_set_are_the_same_examples(folder, task):
     assert other.info.sha256 != task.info.sha256 and len(other.examples.train) == 57
 
 
+def test_a_line_ends_where_json_lines_do(folder, tmp_path):
+    rows = [{**row, "output": "a\u2028b\x85c"} for row in ROWS]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), "utf-8")
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    lines, whole = (
+        load_task("instruct", str(tmp_path / name), pretrained=str(folder / "llama"))
+        for name in ("rows.jsonl", "rows.json")
+    )
+    assert lines.info.sha256 == whole.info.sha256
+
+
 def test_only_answers_are_targets(folder, task):
     encode = encoder(str(folder / "llama"))
     inputs, targets = task.batch(seed=0, rank=0, workers=2, step=3, size=6)
@@ -129,9 +140,12 @@ def test_a_pretrained_model_is_the_one_in_the_folder_and_learns(folder, task):
 
 
 FAULTS = {
+    "no rows": ("empty.json", "llama", "has no rows to train"),
+    "a row that is no table": ("numbers.json", "llama", "a row of"),
+    "a column without text": ("lists.json", "llama", "or no text in them (instruction, input, output)"),
     "no data": (None, "llama", "needs --data: give a .json"),
     "no tokenizer": ("rows.json", None, "needs --pretrained, or --tokenizer"),
-    "other columns": ("other.json", "llama", "has other columns (question, answer)"),
+    "other columns": ("other.json", "llama", "has other columns, or no text in them (question, answer)"),
     "no list": ("dict.json", "llama", "holds no list of rows"),
     "broken": ("broken.jsonl", "llama", "cannot be read as JSONL"),
     "too few": ("one.json", "llama", "0 examples to train and 1 to validate"),
@@ -143,6 +157,9 @@ def test_faults_are_one_sentence(folder, fault):
     data, tokenizer, said = FAULTS[fault]
     (folder / "other.json").write_text('[{"question": "a", "answer": "b"}]')
     (folder / "dict.json").write_text("{}")
+    (folder / "empty.json").write_text("[]")
+    (folder / "numbers.json").write_text("[1, null]")
+    (folder / "lists.json").write_text(json.dumps([{**ROWS[0], "input": ["a"]}]))
     (folder / "broken.jsonl").write_text("{\n")
     (folder / "one.json").write_text(json.dumps(ROWS[:1]))
     place = None if data is None else str(folder / data)

@@ -59,6 +59,8 @@ def load_instructions(data: str | None, tokenizer: str | None, context: int | No
     context, encode = context or CONTEXT, encoder(tokenizer)
     rows, held_back = _rows(data)
     texts = [_texts(row, data) for row in rows]
+    if not texts or held_back == []:
+        raise ValueError(f"{data} has no rows to {'validate' if texts else 'train'}: {_HOW}")
     if held_back is None:
         by_hash = sorted(range(len(texts)), key=lambda at: (_sha(texts[at]), at))
         chosen = set(by_hash[: max(1, len(texts) // VALID_SHARE)])
@@ -83,7 +85,7 @@ def _rows(data: str) -> tuple[list[Any], list[Any] | None]:
     if path.is_file() and path.suffix in (".json", ".jsonl"):
         try:
             text = path.read_text("utf-8")
-            lines = text.splitlines()
+            lines = text.split("\n")  # splitlines() cuts at separators that JSON allows within a string
             rows = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in lines if line.strip()]
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} cannot be read as {path.suffix[1:].upper()} ({error}): {_HOW}") from None
@@ -100,10 +102,12 @@ def _rows(data: str) -> tuple[list[Any], list[Any] | None]:
 
 def _texts(row: Any, data: str) -> tuple[str, str]:
     """Prompt and answer of a row, in words."""
+    if not isinstance(row, dict):
+        raise ValueError(f"a row of {data} is {str(row)[:80]} and no table of columns: {_HOW}")
     for instruction, about, answer in COLUMNS:
-        if isinstance(row, dict) and isinstance(row.get(instruction), str) and isinstance(row.get(answer), str):
+        if all(isinstance(text, str) for text in (row.get(instruction), row.get(about) or "", row.get(answer))):
             return prompt_of(row[instruction], row.get(about) or ""), row[answer]
-    raise ValueError(f"a row of {data} has other columns ({', '.join(map(str, row))[:80]}): {_HOW}")
+    raise ValueError(f"a row of {data} has other columns, or no text in them ({', '.join(map(str, row))[:80]}): {_HOW}")
 
 
 def prompt_of(instruction: str, about: str) -> str:
