@@ -1,6 +1,7 @@
 """What a user chooses for an optimizer, checked at once: every error says what was given and what is allowed."""
 
 import math
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, SupportsFloat
@@ -217,4 +218,6 @@ def _is_number(value: Any) -> bool:
     """Whether float() means the value itself: text is not a number here."""
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_complex()
+    if isinstance(value, int):
+        return abs(value) <= sys.float_info.max
     return isinstance(value, SupportsFloat)

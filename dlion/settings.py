@@ -1,13 +1,15 @@
 """The hyper-parameters that only some methods have: which there are, and what they may be."""
 
+import sys
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any
 
 
 def number(value: Any, least: float, below: float) -> bool:
-    """Whether `least <= value < below`; True and False are no numbers here."""
-    return isinstance(value, Real) and not isinstance(value, bool) and least <= float(value) < below
+    """Whether `least <= value < below`; True and False are no numbers here, nor is what no float can hold."""
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    return real and abs(value) <= sys.float_info.max and least <= float(value) < below
 
 
 def whole(value: Any, least: int) -> bool:

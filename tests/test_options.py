@@ -126,9 +126,12 @@ def test_settings_are_those_of_the_method_and_live_in_its_groups() -> None:
         Distributed([parameter(1.0)], "g-adamw", keep=0.1)
     with pytest.raises(ValueError, match="eps=1e-05 is no setting of method='dlion-mavo', which has no settings"):
         Distributed([parameter(1.0)], eps=1e-5)
-    for wrong in (-1.0, math.nan, math.inf, "small", True):
+    for wrong in (-1.0, math.nan, math.inf, "small", True, 10**400):
         with pytest.raises(ValueError, match="must be a finite number, 0"):
             Distributed([parameter(1.0)], "g-adamw", eps=wrong)
+    for name in ("lr", "weight_decay"):  # no float holds it
+        with pytest.raises(ValueError, match=f"{name}=1000.* must be a finite number, 0 or greater"):
+            Distributed([parameter(1.0)], **{name: 10**400})
     with pytest.raises(ValueError, match="amsgrad=1 must be True or False"):
         Distributed([{"params": [parameter(1.0)], "amsgrad": 1}], "g-adamw")
     with pytest.raises(TypeError):
