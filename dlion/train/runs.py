@@ -28,10 +28,21 @@ Record = dict[str, Any]
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or a crash, never meets half of it."""
-    with draft_of(path) as temporary, temporary.open("wb") as file:
+    with naming(path), draft_of(path) as temporary, temporary.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let errors say which file could not be written: that of a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextmanager

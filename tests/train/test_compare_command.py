@@ -1,5 +1,6 @@
 """Guards `dlion compare` as a command: it can be stopped and killed at any time, repeats nothing, and mixes nothing."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -195,6 +196,23 @@ def test_a_line_cut_short_is_run_again_and_a_damaged_one_told(tmp_path: Path) ->
         held.cells_file.write_bytes(json.dumps(broken).encode() + b"\n" + whole)
         with pytest.raises(ValueError, match=r"line 1 of .*cells\.jsonl is damaged"):
             held.records()
+
+
+def test_a_full_disk_is_told_with_the_file_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = filled(tmp_path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    before = sorted(held.path.iterdir())
+    assert main(["compare", "--table", "--out", str(held.path)]) == 2
+    assert f"No space left on device: {held.path}" in capsys.readouterr().err
+    assert sorted(held.path.iterdir()) == before
+    with pytest.raises(OSError, match=r"cells\.jsonl"):
+        held.append(recorded(first_stage(STUDY)[1], 0.5))
 
 
 def test_two_commands_do_not_share_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from dlion.train.compare.cells import key_of
 from dlion.train.compare.study import Study, read_study, toml_of
 from dlion.train.compare.wholeness import is_whole
 from dlion.train.config import TrainConfig, to_flags
-from dlion.train.runs import RunFolder, write_whole
+from dlion.train.runs import RunFolder, naming, write_whole
 
 Record = dict[str, Any]
 
@@ -120,7 +120,7 @@ class StudyFolder:
     def append(self, record: Record) -> None:
         """Add a finished cell and wait until it is on the disk."""
         line = json.dumps(record, sort_keys=True, allow_nan=False).encode() + b"\n"
-        with self.cells_file.open("a+b") as file:
+        with naming(self.cells_file), self.cells_file.open("a+b") as file:
             end = file.seek(0, os.SEEK_END)
             if end:
                 file.seek(end - 1)
