@@ -5,6 +5,7 @@ import random
 import re
 import statistics
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,11 @@ def test_trees_are_taken_where_latency_counts() -> None:
 
 def test_one_worker_waits_for_nobody() -> None:
     alone = replace(CLUSTER, workers=1)
-    for name, make in METHODS.items():
-        step = step_of(make(Scene(Sizes.assumed(10**6, None), 1, Rates())), alone, Compute(1.0, 2.0))
-        assert step.exposed == 0 and step.sent == 0, name
+    shapes: tuple[votes.Topology, ...] = ("auto", "sharded", "replicated", "server")
+    for (name, make), shape in product(METHODS.items(), shapes):
+        scene = Scene(Sizes.assumed(10**6, None), 1, Rates(), shape)
+        step = step_of(make(scene), alone, Compute(1.0, 2.0))
+        assert step.exposed == 0 and step.sent == 0, (name, shape)
         assert step.seconds == pytest.approx(3.0 + step.local)
 
 

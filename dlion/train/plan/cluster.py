@@ -54,7 +54,7 @@ class Call:
         if self.kind == "all-reduce":
             return 2 * (workers - 1) / workers * self.row
         if self.kind == "gather":
-            return 0.0 if server else self.row
+            return 0.0 if server or workers == 1 else self.row
         if self.kind == "send-out" and not server:
             return 0.0
         return (workers - 1) * self.row
