@@ -16,13 +16,14 @@ from dlion.train.runs import write_whole
 def write_reports(
     folder: StudyFolder, study: Study, records: dict[str, Record], mbit: float, step_ms: float | None
 ) -> None:
-    """Write table.md, table.csv, report.json and report.html from what is recorded, and show the table."""
+    """Write table.md, table.csv, report.json and report.html from what is recorded; show the table, and say where."""
     results = Results(study.anywhere(), records)
     write_whole(folder.path / "table.md", markdown(results).encode())
     write_whole(folder.path / "table.csv", csv_of(results).encode())
     write_whole(folder.path / "report.json", (json.dumps(json_of(results), indent=1) + "\n").encode())
     write_whole(folder.path / "report.html", page_of(results, mbit, step_ms))
     show(results)
+    print(f"report: {folder.path / 'report.html'}")
 
 
 def json_of(results: Results) -> Record:
