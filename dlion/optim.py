@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -13,15 +13,14 @@ from torch.optim.optimizer import ParamsT
 
 from dlion.errors import OverlapError
 from dlion.exchange import Exchange, Reading
-from dlion.layout import layout_key
 from dlion.loading import momenta_kept
 from dlion.membership import Membership
-from dlion.methods import METHODS, Choices
+from dlion.methods import METHODS
 from dlion.ops import choose
-from dlion.options import Options, check_group, check_parameters
-from dlion.overlap import Overlap
+from dlion.options import Options, check_group
 from dlion.phases import Phases
 from dlion.pipeline import Steps
+from dlion.renewal import Renewal
 from dlion.replica import Replica
 from dlion.settings import check_settings
 from dlion.stats import Stats
@@ -103,23 +102,18 @@ class Distributed(torch.optim.Optimizer):
             method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, overlap, timeout
         )
         choose(kernels)  # a name that is missing here is an error now
-        self._asked_kernels = kernels
+        self.asked_kernels = kernels
         self.stats = Stats()
         self.phases = Phases()
         self.process_group = process_group
         self._attach()
-        defaults = self._rule.defaults()
+        defaults = self.rule.defaults()
         if betas is not None and "betas" not in defaults:
             raise ValueError(f"betas={betas!r} has no meaning with method={method!r}, which has none: leave it out")
         check_settings(method, defaults, settings)
         given = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize, **settings}
         defaults |= {name: value for name, value in given.items() if value is not None}
         super().__init__(params, defaults)
-
-    _exchange: Exchange | None
-    _overlap: Overlap | None
-    _steps: Steps
-    _key: tuple[Any, ...]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -137,31 +131,31 @@ class Distributed(torch.optim.Optimizer):
         with torch.enable_grad():
             loss = closure() if closure is not None else None
         if not self.state and all(float(group["lr"]) == 0 for group in self.param_groups):
-            self._rule.allocate(Replica(self.param_groups, self.state))
+            self.rule.allocate(Replica(self.param_groups, self.state))
             return loss
 
-        exchange = self._ready()
+        exchange, steps = self._renewal.ready()
         try:
-            exchange.survey.conduct(self._steps.survey(exchange.replica, exchange.moment))
+            exchange.survey.conduct(steps.survey(exchange.replica, exchange.moment))
             moved = False
-            for bucket, verdict, header in exchange.decide(self._verdicts(exchange)):
+            for bucket, verdict, header in exchange.decide(self._verdicts(exchange, steps)):
                 if header.voters:
                     with self.phases("apply"):
-                        self._steps.apply(exchange.replica, bucket, verdict, header.voters, exchange.moment)
+                        steps.apply(exchange.replica, bucket, verdict, header.voters, exchange.moment)
                     moved = True
                 del verdict  # or the next bucket's buffers come on top of it
-            self._steps.finish(exchange.replica)
+            steps.finish(exchange.replica)
         finally:
             exchange.end()
         self._advance(exchange, moved)
         exchange.guard()
         return loss
 
-    def _verdicts(self, exchange: Exchange) -> Iterator[Reading]:
+    def _verdicts(self, exchange: Exchange, steps: Steps) -> Iterator[Reading]:
         for bucket in exchange.unsent():  # with overlap, what backward did not bring
             with self.phases("ballot"):
-                exchange.send(bucket, *self._steps.ballot(exchange.replica, bucket, exchange.moment))  # moves momentum
-            if self._overlap is None:
+                exchange.send(bucket, *steps.ballot(exchange.replica, bucket, exchange.moment))  # moves momentum
+            if not self.options.overlap:
                 yield exchange.receive()
         while exchange.flight:
             yield exchange.receive()
@@ -172,81 +166,23 @@ class Distributed(torch.optim.Optimizer):
         for group in self.param_groups:
             group["t"] = exchange.t + moved
 
-    def _ready(self) -> Exchange:
-        """The exchange of this step, begun and agreed with the other workers."""
-        begun = self._exchange if self._exchange is not None and self._exchange.begun else None
-        if self._overlap is not None:
-            if begun is not None:
-                self._overlap.check(begun)
-            self._overlap.reset()
-        self._exchange = begun or self._current() or self._renewed()
-        self._exchange.begin()
-        self._exchange.settle()
-        return self._exchange
-
-    def _current(self) -> Exchange | None:
-        """The exchange at hand, if it serves the group and the layout of now."""
-        exchange = self._exchange
-        serves = exchange is not None and exchange.serves(self._group())
-        return exchange if serves and layout_key(self.param_groups, self.state) == self._key else None
-
-    def _renewed(self) -> Exchange:
-        """An exchange for the group and the layout of now, agreed with the other workers."""
-        group, exchange = self._group(), self._exchange
-        if exchange is not None and exchange.serves(group):
-            if exchange.fits(self.param_groups):
-                exchange.bind(self.param_groups, self.state)
-            else:
-                exchange.announce_layout_change()
-                exchange = None
-        else:
-            exchange = None
-        for each in self.param_groups:  # dtypes and what is frozen may have changed since construction
-            check_parameters(each)
-        exchange = exchange or self._agreed(group)
-        self._rule.allocate(exchange.replica)
-        self._key = layout_key(self.param_groups, self.state)
-        if self._overlap is not None:
-            self._overlap.watch(exchange)
-        return exchange
-
-    def _begin_in_backward(self) -> tuple[Exchange, Steps] | None:
-        """For `Overlap`: nothing here may wait for other workers."""
-        if (exchange := self._current()) is None:
-            return None
-        exchange.begin()
-        return exchange, self._steps
-
     def accumulate(self) -> AbstractContextManager[None]:
         """For every backward pass but the last of a step, with `overlap=True`; without, nothing needs holding back."""
-        return self._overlap.accumulate() if self._overlap is not None else nullcontext()
-
-    def _agreed(self, group: dist.ProcessGroup | None) -> Exchange:
-        o, workers = self.options, group.size() if group is not None else 1
-        choices = Choices(choose(self._asked_kernels)[1], workers, o.ties, o.zeros, o.rounding)
-        self._steps = METHODS[self.method].steps(self._rule, choices)
-        # not self.defaults: torch adds a key to it when a state dict is loaded, which may happen on some workers only
-        keys = (*self._rule.defaults(), "weight_decay", "maximize")
-        wire, shared = self._steps.wire, self._rule.shared_state
-        told = (self.param_groups, keys, self.state, self.stats, self.phases, shared)
-        return Exchange(group, self._overlap, o, wire, *told)  # with an owner: buckets of several optimizers would mix
-
-    def _group(self) -> dist.ProcessGroup | None:
-        return self._membership.group(type(self).__name__, self._exchange.workers if self._exchange else 1)
+        return self._renewal.accumulate()
 
     @property
     def kernels(self) -> str:
         """Name of the kernels in use."""
-        return choose(self._asked_kernels)[0]
+        return choose(self.asked_kernels)[0]
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
         """The workers that vote; None is the default group."""
-        return self._membership.given
+        return self.membership.given
 
     @process_group.setter
     def process_group(self, group: dist.ProcessGroup | None) -> None:
-        self._membership = Membership(group)
+        self.membership = Membership(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, on every worker; their momentum starts at zero, their t is the others'."""
@@ -265,9 +201,9 @@ class Distributed(torch.optim.Optimizer):
         Raises:
             ValueError: a momentum has another shape than its parameter. OverlapError: ballots of a step have left.
         """
-        if self._exchange is not None and self._exchange.begun:
+        if self._renewal.begun is not None:
             raise OverlapError("a state was loaded after ballots had left, with overlap=True: load it before backward")
-        with momenta_kept(self, self._rule.kept, self._rule.thin, self._rule.momentum_dtype):
+        with momenta_kept(self, self.rule.kept, self.rule.thin, self.rule.momentum_dtype):
             super().load_state_dict(state_dict)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -279,20 +215,18 @@ class Distributed(torch.optim.Optimizer):
                 group.setdefault(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = ("method", "options", "_asked_kernels", "stats", "phases", "_membership")
+        mine = ("method", "options", "asked_kernels", "stats", "phases", "membership")
         return super().__getstate__() | {name: getattr(self, name) for name in mine}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Distributed":
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        twin._membership = Membership(self._membership.given, self._membership.lost)
+        twin.membership = Membership(self.membership.given, self.membership.lost)
         return twin
 
     def _attach(self) -> None:
         """What is made anew in every process, and never pickled."""
-        kernels = choose(self._asked_kernels)[1]
-        self._rule = METHODS[self.method].rule(kernels, self.options.rounding, self.options.momentum_dtype)
-        self._exchange = None
-        self._key = ()
-        self._overlap = Overlap(self._begin_in_backward, self.phases) if self.options.overlap else None
+        kernels = choose(self.asked_kernels)[1]
+        self.rule = METHODS[self.method].rule(kernels, self.options.rounding, self.options.momentum_dtype)
+        self._renewal = Renewal(self)

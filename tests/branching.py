@@ -48,7 +48,7 @@ def backward(model: Any, rank: int, step: int) -> None:
 
 
 def under_way(opt: Distributed) -> int:
-    return len(opt._exchange.flight) if opt._exchange is not None else 0
+    return len(opt._renewal._exchange.flight) if opt._renewal._exchange is not None else 0
 
 
 def train(

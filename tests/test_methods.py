@@ -94,7 +94,7 @@ def test_fused_kernels_and_the_generic_pipeline_give_the_same_bits(method: str, 
     def run(rank: int, group: object, kernels: str) -> tuple[list[torch.Tensor], str]:
         options = {"method": method, "zeros": zeros, "kernels": kernels, "bucket_bytes": 64, "weight_decay": 0.1}
         params, opt = train(rank, group, **options)
-        steps = type(opt._steps).__name__
+        steps = type(opt._renewal._steps).__name__
         return [params, *(opt.state[p]["exp_avg"] for p in opt.param_groups[0]["params"])], steps
 
     fused = succeed(world(workers, lambda r, g: run(r, g, "native")))

@@ -99,6 +99,7 @@ class Simulation(Distributed):
         self.options = replace(self.options, ties=ties or self.options.ties)
         self._team = Team(workers, model, self.options, choose(kernels)[1], self.phases)
         self._team.workers[0].stats = self.stats
+        self._key: tuple[Any, ...] = ()
         self._schedule = self._team.schedule(faults)
         self._in: int | None = None
         self._begun = False
@@ -281,7 +282,7 @@ class Simulation(Distributed):
         self._key = layout_key(self.param_groups, self.state)
 
     def _hypers(self) -> list[dict[str, Any]]:
-        return agreement.hyper_parameters(self.param_groups, {*self._rule.defaults(), "weight_decay", "maximize"})
+        return agreement.hyper_parameters(self.param_groups, {*self.rule.defaults(), "weight_decay", "maximize"})
 
     def _hear(self, worker: Worker) -> None:
         """What was computed inside `with`: its buffers, and its ballots."""

@@ -1,0 +1,113 @@
+"""The exchange of the step at hand: kept while group, layout and state are those agreed, else renewed or made anew."""
+
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from dlion.exchange import Exchange
+from dlion.layout import layout_key
+from dlion.methods import METHODS, Choices
+from dlion.ops import choose
+from dlion.options import check_parameters
+from dlion.overlap import Overlap
+from dlion.pipeline import Steps
+
+if TYPE_CHECKING:
+    from dlion.optim import Distributed
+
+
+class Renewal:
+    """Finds the exchange that an optimizer's step uses, and how that step is taken.
+
+    Args:
+        optimizer: owns this object.
+    """
+
+    _steps: Steps
+
+    def __init__(self, optimizer: "Distributed") -> None:
+        self._owner = weakref.ref(optimizer)
+        self._exchange: Exchange | None = None
+        self._key: tuple[Any, ...] = ()
+        self._overlap = Overlap(self._begin_in_backward, optimizer.phases) if optimizer.options.overlap else None
+
+    @property
+    def begun(self) -> Exchange | None:
+        """The exchange of a step that has begun: ballots may have left during backward."""
+        return self._exchange if self._exchange is not None and self._exchange.begun else None
+
+    def ready(self) -> tuple[Exchange, Steps]:
+        """The exchange of this step, begun and agreed with the other workers.
+
+        Raises:
+            GroupNotReadyError, AgreementError, ExchangeError, OverlapError.
+        """
+        begun = self.begun
+        if self._overlap is not None:
+            if begun is not None:
+                self._overlap.check(begun)
+            self._overlap.reset()
+        self._exchange = begun or self._current() or self._renewed()
+        self._exchange.begin()
+        self._exchange.settle()
+        return self._exchange, self._steps
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Inside, no ballot leaves during backward."""
+        return self._overlap.accumulate() if self._overlap is not None else nullcontext()
+
+    @property
+    def _optimizer(self) -> "Distributed":
+        optimizer = self._owner()
+        assert optimizer is not None
+        return optimizer
+
+    def _begin_in_backward(self) -> tuple[Exchange, Steps] | None:
+        """For `Overlap`: nothing here may wait for other workers."""
+        if (exchange := self._current()) is None:
+            return None
+        exchange.begin()
+        return exchange, self._steps
+
+    def _current(self) -> Exchange | None:
+        """The exchange at hand, if it serves the group and the layout of now."""
+        exchange, optimizer = self._exchange, self._optimizer
+        serves = exchange is not None and exchange.serves(self._group())
+        return exchange if serves and layout_key(optimizer.param_groups, optimizer.state) == self._key else None
+
+    def _renewed(self) -> Exchange:
+        """An exchange for the group and the layout of now, agreed with the other workers."""
+        group, exchange, optimizer = self._group(), self._exchange, self._optimizer
+        if exchange is not None and exchange.serves(group):
+            if exchange.fits(optimizer.param_groups):
+                exchange.bind(optimizer.param_groups, optimizer.state)
+            else:
+                exchange.announce_layout_change()
+                exchange = None
+        else:
+            exchange = None
+        for each in optimizer.param_groups:  # dtypes and what is frozen may have changed since construction
+            check_parameters(each)
+        exchange = exchange or self._agreed(group)
+        optimizer.rule.allocate(exchange.replica)
+        self._key = layout_key(optimizer.param_groups, optimizer.state)
+        if self._overlap is not None:
+            self._overlap.watch(exchange)
+        return exchange
+
+    def _agreed(self, group: dist.ProcessGroup | None) -> Exchange:
+        optimizer, workers = self._optimizer, group.size() if group is not None else 1
+        o, rule = optimizer.options, optimizer.rule
+        choices = Choices(choose(optimizer.asked_kernels)[1], workers, o.ties, o.zeros, o.rounding)
+        self._steps = METHODS[optimizer.method].steps(rule, choices)
+        # not optimizer.defaults: torch adds a key to it when a state dict is loaded, which may happen on some workers
+        keys = (*rule.defaults(), "weight_decay", "maximize")
+        told = (optimizer.param_groups, keys, optimizer.state, optimizer.stats, optimizer.phases, rule.shared_state)
+        # with an owner: buckets of several optimizers would mix
+        return Exchange(group, self._overlap, o, self._steps.wire, *told)
+
+    def _group(self) -> dist.ProcessGroup | None:
+        optimizer, exchange = self._optimizer, self._exchange
+        return optimizer.membership.group(type(optimizer).__name__, exchange.workers if exchange is not None else 1)
