@@ -3,18 +3,17 @@
 It is made at the first step and again whenever the layout changes on all workers.
 """
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from dlion import agreement
 from dlion.channel import Channel, ranks_text
 from dlion.codecs import Moment
+from dlion.comparison import Guard, gathered
 from dlion.errors import AgreementError, NonFiniteGradientError
 from dlion.flight import Flight
 from dlion.header import NOBODY, BallotHeader, Status, VerdictHeader, worst
@@ -29,8 +28,6 @@ from dlion.survey import Survey
 from dlion.tallies import Tally
 from dlion.topology import choose_topology
 from dlion.voting import Voting, voting_groups, wait_for_all
-
-GUARDED_STEPS = 3  # steps whose gradients are compared, to find gradients that were averaged before
 
 APPLYING = ("lr", "weight_decay")  # the hyper-parameters that no ballot depends on
 
@@ -88,8 +85,7 @@ class Exchange:
         self.survey = Survey(self.voting.ballots if self.voting else None, stats, phases)
         self.flight = Flight(phases)
         self.begun = False
-        self._guarded = 0 if self.voting else GUARDED_STEPS
-        self._averaged = True
+        self._guard = Guard(self.voting.ballots if self.voting else None, stats)
 
     def bind(self, param_groups: list[dict[str, Any]], state: Any) -> None:
         """Take up these parameters and this state; the layout that others know stays as agreed."""
@@ -121,6 +117,7 @@ class Exchange:
             self._announced = [now | before for now, before in zip(self._announced, self._applied, strict=True)]
         self._hyper = agreement.hyper_fingerprint(self._announced)
         self._sent = 0
+        self.replica.resting, self._why = False, Status.ABSTAIN
         self.begun = True
 
     def settle(self) -> None:
@@ -135,6 +132,17 @@ class Exchange:
         """The step is over, well or not."""
         self.begun = False
         self.flight.clear()
+
+    def rest(self, why: Status = Status.ABSTAIN) -> None:
+        """Take part in the step that has begun without a vote of one's own: every bucket must be abstained from.
+
+        Call it before the survey of the step: this worker answers it with what changes no answer, and its momentum, or
+        whatever else is its own, stays as it is. It counts the others' ballots as ever, and may apply the verdicts.
+
+        Args:
+            why: what its ballots say of it.
+        """
+        self.replica.resting, self._why = True, why
 
     def unsent(self) -> Iterator[Bucket]:
         """The buckets of this step whose ballots have not left, in the order that all workers send them.
@@ -152,6 +160,13 @@ class Exchange:
             finite: whether the gradients behind it were.
         """
         self._send(bucket, planes, Status.OK if finite else Status[self.options.nonfinite.upper()])
+
+    def abstain(self, bucket: Bucket) -> None:
+        """Let ballots of the next bucket leave that are as long as everybody's and do not count, in a step at `rest`.
+
+        Nothing of this worker moves, and the bucket's verdict is received as ever.
+        """
+        self._send(bucket, self.wire.up.blank(bucket, self.survey.answers), self._why)
 
     def receive(self) -> Reading:
         """The verdict on the oldest bucket under way.
@@ -208,19 +223,7 @@ class Exchange:
 
     def guard(self) -> None:
         """In the first steps, find out whether gradients had been averaged already: then nothing is saved."""
-        if self.voting is None or self._guarded >= GUARDED_STEPS:
-            return
-        grads = [local(param.grad) for param in self.replica.params if param.grad is not None]
-        hashes = self._gathered(self.voting.ballots, [checksum(grads) >> 1])
-        self._averaged = self._averaged and hashes[0] != [0] and all(value == hashes[0] for value in hashes)
-        self._guarded += 1
-        if self._guarded == GUARDED_STEPS and self._averaged:
-            warnings.warn(
-                f"gradients were equal on all {self.workers} workers in the first {GUARDED_STEPS} steps, so they seem "
-                "to be averaged already: votes then carry no information and no traffic is saved; call "
-                "dlion.local_gradients(model) on the DDP module to switch averaging off",
-                stacklevel=5,
-            )
+        self._guard.look(self.replica)
 
     def _fingerprint(self, param_groups: list[dict[str, Any]]) -> int:
         return agreement.layout_fingerprint(param_groups, self.options.agreed(self.workers))
@@ -241,7 +244,7 @@ class Exchange:
         wait_for_all(channel.group, f"dlion/agreement/{voting.rounds[0]}", self.options.timeout)
         parameters = checksum([local(param) for param in self.replica.params]) >> 1
         layouts, replicas, states = zip(
-            *self._gathered(channel, [self.fingerprint, parameters, checksum(shared) >> 1]), strict=True
+            *gathered(channel, [self.fingerprint, parameters, checksum(shared) >> 1], self.stats), strict=True
         )
         if len(set(layouts)) > 1:
             said = agreement.explain_layouts(self._reports(channel, Status.OK))
@@ -276,11 +279,3 @@ class Exchange:
         sizes = [len(str(said)) for said in reports]  # near enough: these bytes only have to be kept apart
         self.stats.checked(sizes[self.rank], sum(sizes) - sizes[self.rank])
         return reports
-
-    def _gathered(self, channel: Channel, numbers: list[int]) -> list[list[int]]:
-        """Every worker's `numbers`, 63 bits each."""
-        row = torch.tensor(numbers, dtype=torch.int64, device=channel.device)
-        nbytes = row.numel() * row.element_size() * (channel.size - 1)
-        self.stats.checked(nbytes, nbytes)
-        rows: list[list[int]] = channel.all_gather(row).wait().tolist()
-        return rows

@@ -154,7 +154,10 @@ class Distributed(torch.optim.Optimizer):
     def _verdicts(self, exchange: Exchange, steps: Steps) -> Iterator[Reading]:
         for bucket in exchange.unsent():  # with overlap, what backward did not bring
             with self.phases("ballot"):
-                exchange.send(bucket, *steps.ballot(exchange.replica, bucket, exchange.moment))  # moves momentum
+                if exchange.replica.resting:
+                    exchange.abstain(bucket)
+                else:
+                    exchange.send(bucket, *steps.ballot(exchange.replica, bucket, exchange.moment))  # moves momentum
             if not self.options.overlap:
                 yield exchange.receive()
         while exchange.flight:

@@ -1,5 +1,6 @@
 """One worker's parameters, gradients and state, in the order of a layout."""
 
+import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, TypeVar
@@ -21,6 +22,8 @@ class Replica:
     Attributes:
         hypers: of each group the hyper-parameters, plain numbers, as they were when the step began.
         noted: what a rule keeps from the survey of a step to its ballots and verdicts.
+        resting: whether this worker says nothing in this step. A rule then finds NaN in the place of every gradient,
+            and lets this worker's own state rest as it does for a gradient that is not finite.
     """
 
     def __init__(self, param_groups: list[dict[str, Any]], state: Any) -> None:
@@ -28,6 +31,7 @@ class Replica:
         self.state = state
         self.hypers: list[dict[str, Any]] = []
         self.noted: dict[str, Any] = {}
+        self.resting = False
         self.params = [param for _, _, _, param in named(param_groups) if param.requires_grad]
         self._group = [
             index for index, group in enumerate(param_groups) for param in group["params"] if param.requires_grad
@@ -48,10 +52,11 @@ class Replica:
         return self.hypers[self._group[slot]]
 
     def gradient(self, piece: Piece) -> Tensor:
-        """f[n]: the local gradient; zeros where there is none."""
+        """f[n]: the local gradient; zeros where there is none, NaN in a step in which this worker rests."""
         param = self.params[piece.slot]
-        if param.grad is None:
-            return local(param).new_zeros(()).expand(piece.stop - piece.start)
+        if self.resting or param.grad is None:
+            nothing = math.nan if self.resting else 0.0
+            return local(param).detach().new_full((), nothing).expand(piece.stop - piece.start)
         return local(param.grad).reshape(-1)[piece.start : piece.stop]
 
     def momentum(self, piece: Piece) -> Tensor:
@@ -83,6 +88,10 @@ class Replica:
             if tensor is not None:
                 tensors[k] = tensor.reshape(-1)[piece.start : piece.stop]
         return tensors
+
+    def whole(self, slot: int) -> Piece:
+        """All of a tensor as one piece."""
+        return Piece(slot, 0, local(self.params[slot]).numel(), 0)
 
     def write(self, piece: Piece, values: Tensor) -> None:
         """Make `values`, f[n], the elements of the piece; nothing to do where they are a view of it."""

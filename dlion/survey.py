@@ -49,6 +49,9 @@ class Survey:
         channel: to them; None for one worker alone, whose own values are the answer.
         stats: counts what is moved.
         phases: times it: "ballot" for making questions, "wait" for the answers.
+
+    Attributes:
+        answers: of the step at hand, in the order of its questions.
     """
 
     def __init__(self, channel: Channel | None, stats: Stats, phases: Phases) -> None:
@@ -56,11 +59,13 @@ class Survey:
         self._stats = stats
         self._phases = phases
         self._asked: list[Question] = []
+        self.answers: list[Tensor] = []
 
     def conduct(self, questions: Questions) -> None:
         """Ask the questions of a step and send their generator the answers."""
         asked: list[Question] = []
         answer: Tensor | None = None
+        self.answers = []
         while True:
             with self._phases("ballot"):
                 try:
@@ -70,6 +75,7 @@ class Survey:
             asked.append(_blank(question))
             with self._phases("wait"):
                 answer = self._answer(question)
+            self.answers.append(answer.clone())  # a rule may go on computing in its own
         self._asked = asked
 
     def take_part(self) -> list[Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dlion.baselines.residual import allocate_own, state_of
 from dlion.codecs import Moment
-from dlion.layout import Bucket, Piece, local
+from dlion.layout import Bucket, local
 from dlion.replica import Replica
 from dlion.rules import Gradient, Rule, state_tensors
 from dlion.survey import Question, Questions
@@ -132,8 +132,8 @@ def targets_of(replica: Replica) -> tuple[bool, dict[int, Tensor]]:
     wide = any(param.dtype == torch.float64 for param in replica.params)
     dtype = torch.float64 if wide else torch.float32
     targets = {}
-    for slot, param in enumerate(replica.params):
-        every = Piece(slot, 0, local(param).numel(), 0)
+    for slot in range(len(replica.params)):
+        every = replica.whole(slot)
         target = state_of(replica, every, "residual") + replica.gradient(every)
         targets[slot] = target.to(dtype).view(*shape_of(replica, slot))
     finite = all(bool(target.isfinite().all()) for target in targets.values())

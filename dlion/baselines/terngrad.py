@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dlion.codecs import Levels, Moment
-from dlion.layout import Bucket, Piece, local
+from dlion.layout import Bucket, Piece
 from dlion.ops.bits import MASK, levels, mix64
 from dlion.replica import Replica
 from dlion.rules import Gradient, Rule, gathered
@@ -50,7 +50,8 @@ class TernGrad(Rule):
 
     def survey(self, replica: Replica, moment: Moment) -> Questions:
         """One float for each tensor."""
-        bounds = [bound(param.grad, replica.hyper(slot)["clip"]) for slot, param in enumerate(replica.params)]
+        slots = range(len(replica.params))
+        bounds = [bound(replica.gradient(replica.whole(slot)), replica.hyper(slot)["clip"]) for slot in slots]
         finite = [value is not None for value in bounds]
         own = torch.tensor([value or 0.0 for value in bounds], dtype=torch.float32, device="cpu")
         shared = yield Question("largest", own)
@@ -84,14 +85,14 @@ class TernGrad(Rule):
         self.descent.finish(replica)
 
 
-def bound(grad: Tensor | None, clip: float) -> float | None:
+def bound(grad: Tensor, clip: float) -> float | None:
     """`clip` standard deviations of the tensor, or its largest magnitude where that is 0; None where it is not finite.
 
     So a tensor of one element, which has no deviation, is said exactly.
     """
-    if grad is None or grad.numel() == 0:
+    if grad.numel() == 0:
         return 0.0
-    values = local(grad).double()
+    values = grad.double()
     if not bool(values.isfinite().all()):
         return None
     limit = clip * float((values - values.mean()).square().mean().sqrt())
