@@ -22,6 +22,7 @@ from dlion.phases import Phases
 from dlion.pipeline import Steps
 from dlion.renewal import Renewal
 from dlion.replica import Replica
+from dlion.scaling import refuse_overlap, unscaled
 from dlion.settings import check_settings
 from dlion.stats import Stats
 
@@ -115,6 +116,8 @@ class Distributed(torch.optim.Optimizer):
         defaults |= {name: value for name, value in given.items() if value is not None}
         super().__init__(params, defaults)
 
+    _step_supports_amp_scaling = True  # what a gradient scaler asks
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Send this worker's votes, apply what all decided: gradient -> ballot -> send, receive -> apply -> parameter.
@@ -122,12 +125,18 @@ class Distributed(torch.optim.Optimizer):
         A fresh optimizer whose learning rates are all 0 only allocates its state, and asks nobody: that is how torch
         initialises the state of an optimizer. In later steps 0 is a learning rate like any other.
 
+        `scaler.step(optimizer)` of a gradient scaler calls it in any case: gradients are unscaled with this worker's
+        own scale, and a worker whose gradients overflowed does not vote, nor does its momentum move. It needs
+        `overlap=False`.
+
         Args:
             closure: re-evaluates the model and returns the loss.
 
         Returns:
             What the closure returned, else None.
         """
+        if self.options.overlap:
+            refuse_overlap(self)
         with torch.enable_grad():
             loss = closure() if closure is not None else None
         if not self.state and all(float(group["lr"]) == 0 for group in self.param_groups):
@@ -135,6 +144,8 @@ class Distributed(torch.optim.Optimizer):
             return loss
 
         exchange, steps = self._renewal.ready()
+        if not unscaled(self):
+            exchange.rest()
         try:
             exchange.survey.conduct(steps.survey(exchange.replica, exchange.moment))
             moved = False

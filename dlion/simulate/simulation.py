@@ -15,6 +15,7 @@ from dlion.methods import METHODS
 from dlion.ops import choose
 from dlion.optim import Distributed
 from dlion.options import check_parameters
+from dlion.scaling import is_scaled
 from dlion.simulate.buffers import synchronize
 from dlion.simulate.faults import Fault, Schedule
 from dlion.simulate.fixed import FIXED
@@ -205,6 +206,8 @@ class Simulation(Distributed):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Count everybody's ballots and apply the verdicts to the one copy of the parameters.
 
+        Called by a worker's gradient scaler, inside its `with`, it takes the scale out of that worker's gradients.
+
         Raises:
             ValueError: a worker has not computed in this step, or (hyper-)parameters changed since the first one did;
                 or a closure was given, which would have one gradient for all.
@@ -214,6 +217,8 @@ class Simulation(Distributed):
             raise ValueError(
                 "a closure has one gradient for all workers: compute inside `with simulation.worker(rank)`"
             )
+        if is_scaled(self):
+            return self._team.unscale(self, self._in)
         self._refuse_within("step")
         self._begin()
         if self._idle:
@@ -224,12 +229,7 @@ class Simulation(Distributed):
             raise ValueError("learning rates or other hyper-parameters changed after the first worker: set them before")
         if layout_key(self.param_groups, NO_STATE) != self._begun_on:
             raise ValueError("parameters came, were frozen or unfrozen after the first worker: do it between steps")
-        for worker in self._team.workers:
-            if not (worker.spoke or worker.absent):
-                raise ValueError(
-                    f"worker {worker.rank} has not computed in this step: run its backward pass inside `with "
-                    f"simulation.worker({worker.rank})`, or give it the fault 'absent'"
-                )
+        self._team.check_all_spoke()
         try:
             actor, moved = self._team.actor, False
             with self.phases("ballot"):

@@ -7,6 +7,7 @@ from functools import cached_property
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dlion import agreement
@@ -17,6 +18,7 @@ from dlion.methods import METHODS, Choices
 from dlion.options import Options
 from dlion.phases import Phases
 from dlion.replica import Replica
+from dlion.scaling import unscaled
 from dlion.simulate.attacks import Attack, attack_on
 from dlion.simulate.buffers import Buffers
 from dlion.simulate.consult import consult
@@ -137,6 +139,29 @@ class Team:
         for rank in self._asked:
             self._let_speak(self.workers[rank], step)
         self._asked = {}
+
+    def unscale(self, optimizer: torch.optim.Optimizer, rank: int | None) -> None:
+        """A gradient scaler called `step()`: take its scale out of the gradients of the worker who is computing.
+
+        Raises:
+            ValueError: nobody is.
+        """
+        if rank is None:
+            raise ValueError(
+                "a gradient scaler called step() while no worker was computing, and every worker has gradients and a "
+                "scaler of its own: call `scalers[rank].step(simulation)` inside `with simulation.worker(rank)`, and "
+                "`simulation.step()` when all have computed"
+            )
+        self.workers[rank].resting = not unscaled(optimizer)
+
+    def check_all_spoke(self) -> None:
+        """Raise a ValueError if somebody who is not absent has not computed in this step."""
+        for worker in self.workers:
+            if not (worker.spoke or worker.absent):
+                raise ValueError(
+                    f"worker {worker.rank} has not computed in this step: run its backward pass inside `with "
+                    f"simulation.worker({worker.rank})`, or give it the fault 'absent'"
+                )
 
     def _let_speak(self, worker: Worker, step: int) -> None:
         worker.speak(self.layout.buckets, Status[self._options.nonfinite.upper()], lambda: self.attack, step)

@@ -33,6 +33,7 @@ class Worker:
         buffers: its own values of the model's buffers.
         act: its fault in this step, None for an honest worker.
         spoke: whether it has computed in this step.
+        resting: whether its gradient scaler found an overflow in it: it does not vote, and its state rests.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class Worker:
     buffers: Buffers
     act: str | None = None
     spoke: bool = False
+    resting: bool = False
     not_finite: str | None = None
     _gradients: list[Tensor | None] = field(default_factory=list)
     _questions: Questions | None = None
@@ -62,7 +64,7 @@ class Worker:
         """A step begins: `t` verdicts were applied before."""
         self.moment, self.act = Moment(t, self.rank, self.seat.size), act
         self.spoke, self.not_finite, self._questions = False, None, None
-        self.replica.hypers = hypers
+        self.replica.hypers, self.resting = hypers, False
         self.forget()
 
     def ask(self) -> Question | None:
@@ -73,6 +75,7 @@ class Worker:
         if self.act == NAN:
             for param in self.replica.params:
                 param.grad = torch.full_like(param, torch.nan)
+        self.replica.resting = self.resting
         questions = self.steps.survey(self.replica, self.moment)
         first = next(questions, None)
         if first is not None:
@@ -89,7 +92,9 @@ class Worker:
                 return None
 
     def speak(self, buckets: tuple[Bucket, ...], nonfinite: Status, attack: Callable[[], Attack], step: int) -> None:
-        """Write this step's ballots from its gradients; its state moves."""
+        """Write this step's ballots from its gradients; its state moves. Who rests writes none."""
+        if self.resting:
+            return
         with self._own_gradients():
             for bucket in buckets:
                 planes, finite = self.steps.ballot(self.replica, bucket, self.moment)
