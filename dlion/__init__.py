@@ -9,6 +9,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "checkpoint": "dlion.checkpoint",
     "Distributed": "dlion.optim",
     "DistributedLion": "dlion.lion",
     "Simulation": "dlion.simulate",
@@ -23,6 +24,7 @@ __all__ = [
     "Simulation",
     "Stats",
     "__version__",
+    "checkpoint",
     "local_gradients",
     "synchronize_buffers",
 ]
@@ -31,7 +33,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'dlion' has no attribute {name!r}; it offers {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
+    home = import_module(_HOME[name])
+    return home if home.__name__ == f"{__name__}.{name}" else getattr(home, name)
 
 
 def __dir__() -> list[str]:

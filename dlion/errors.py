@@ -23,3 +23,7 @@ class ExchangeError(DlionError):
 
 class OverlapError(DlionError):
     """A gradient changed after this worker had voted with it, which overlap=True does during backward."""
+
+
+class CheckpointError(DlionError, ValueError):
+    """A checkpoint is not there, not complete, damaged or of something else; or it could not be written."""

@@ -68,7 +68,7 @@ class Options:
         ties = _checked_ties(method, ties, zeros)
         rounding = _checked_rounding(method, rounding)
         _check_momentum_dtype(method, momentum_dtype)
-        waits = _checked_timeout(timeout)
+        waits = checked_timeout(timeout)
         return Options(method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, overlap, waits)
 
     def agreed(self, workers: int) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def _check_momentum_dtype(method: str, dtype: Any) -> None:
         )
 
 
-def _checked_timeout(timeout: float | timedelta | None) -> timedelta | None:
+def checked_timeout(timeout: float | timedelta | None) -> timedelta | None:
     if timeout is None:
         return None
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout

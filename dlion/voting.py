@@ -1,4 +1,4 @@
-"""dlion's own two groups for each group of workers: made once, when all workers have come."""
+"""dlion's own groups for each group of workers: made once, when all workers have come."""
 
 import weakref
 from collections.abc import Callable
@@ -27,6 +27,7 @@ _made: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[float | None, in
 _made = weakref.WeakKeyDictionary()
 _owned: "weakref.WeakKeyDictionary[object, weakref.WeakKeyDictionary[dist.ProcessGroup, Voting]]"
 _owned = weakref.WeakKeyDictionary()
+_saving: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float | None, Channel]]" = weakref.WeakKeyDictionary()
 _makers: "weakref.WeakKeyDictionary[dist.ProcessGroup, MakeGroup]" = weakref.WeakKeyDictionary()
 
 
@@ -55,6 +56,26 @@ def voting_groups(parent: dist.ProcessGroup, timeout: timedelta | None, owner: o
     return owned[parent]
 
 
+def checkpoint_channel(parent: dist.ProcessGroup, timeout: timedelta | None) -> Channel:
+    """A third group, for checkpoints alone: they are written while ballots and verdicts travel. Made at first use.
+
+    It is always Gloo's: what it carries lies on the CPU.
+
+    Args:
+        timeout: as in `voting_groups`.
+
+    Raises:
+        ExchangeError: names the ranks that have not come within `timeout`.
+    """
+    key = timeout.total_seconds() if timeout else None
+    made = _saving.setdefault(parent, {})
+    if key not in made:
+        wait_for_all(parent, f"dlion/checkpoint/{key}", timeout)
+        make = _makers.get(parent) or _by_torch(parent, timeout, "gloo")
+        made[key] = Channel(make(f"dlion checkpoint {key}"))
+    return made[key]
+
+
 def _pair(parent: dist.ProcessGroup, timeout: timedelta | None, number: int) -> Voting:
     key = (timeout.total_seconds() if timeout else None, number)
     made = _made.setdefault(parent, {})
@@ -65,10 +86,10 @@ def _pair(parent: dist.ProcessGroup, timeout: timedelta | None, number: int) -> 
     return made[key]
 
 
-def _by_torch(parent: dist.ProcessGroup, timeout: timedelta | None) -> MakeGroup:
+def _by_torch(parent: dist.ProcessGroup, timeout: timedelta | None, backend: str | None = None) -> MakeGroup:
     limit = timeout or timeout_of(parent)
     ranks = dist.get_process_group_ranks(parent)
-    backend = dist.get_backend_config(parent)
+    backend = backend or dist.get_backend_config(parent)
 
     def make(name: str) -> dist.ProcessGroup:
         group = dist.new_group(ranks, timeout=limit, backend=backend, use_local_synchronization=True, group_desc=name)

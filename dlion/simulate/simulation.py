@@ -116,7 +116,7 @@ class Simulation(Distributed):
 
     def state_dict(self, rank: int = 0) -> dict[str, Any]:
         """The state of one worker's optimizer, as its own `state_dict()` would give it."""
-        with self._as(rank):
+        with self.seen_by(rank):
             return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any], rank: int = 0) -> None:
@@ -127,13 +127,13 @@ class Simulation(Distributed):
         """
         if self._begun:
             raise ValueError("a state was loaded within a step: load it before the first worker computes")
-        with self._as(rank):
+        with self.seen_by(rank):
             super().load_state_dict(state_dict)
         self._key = ()
 
     @contextmanager
-    def _as(self, rank: int) -> Iterator[None]:
-        """Let `self.state` be that of a worker."""
+    def seen_by(self, rank: int) -> Iterator[None]:
+        """Inside, `state` is that of a worker."""
         worker = self._team.worker(rank)
         self.state = worker.state
         try:

@@ -1,0 +1,33 @@
+"""What workers start from when their number is not that of the checkpoint."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+def mean_of_workers(rows: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean over the saved workers, which every worker of another number starts from; of whole numbers worker 0's.
+
+    For momenta it is what Lion would have from the mean gradient. Of what a worker has not sent yet (residuals of error
+    feedback and of sparse methods) the mean over workers enters a step: M times the mean of N has that of the N. For
+    buffers it is what `synchronize_buffers` gives.
+
+    Args:
+        rows: of each saved worker, in rank order; one at a time is kept.
+
+    Returns:
+        By name, in the dtype of the rows: added in rank order in at least float32, rounded to nearest once.
+    """
+    first = next(rows)
+    sums = {name: _wide(row) for name, row in first.items() if row.is_floating_point()}
+    count = 1
+    for each in rows:
+        count += 1
+        for name, total in sums.items():
+            total += each[name]
+    return first | {name: (total / count).to(first[name].dtype) for name, total in sums.items()}
+
+
+def _wide(row: Tensor) -> Tensor:
+    return row.to(torch.promote_types(row.dtype, torch.float32), copy=True)
