@@ -48,6 +48,39 @@ def test_alternating_steps_do_not_walk(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", LOW)
+def test_workers_who_agree_move_as_one_worker_alone(dtype: torch.dtype) -> None:
+    """To the bit, over 1,000 steps below the resolution: so all that is said of one holds for many."""
+    ways = [{"topology": "sharded"}, {"vote": "average", "topology": "replicated", "bucket_bytes": 128}]
+    lr = 1e-4 if dtype == torch.bfloat16 else 1e-5
+
+    def work(rank: int, group: object) -> list[torch.Tensor]:
+        return [moved(dtype, lr, 1000, rank=rank, process_group=group, **way) for way in ways]
+
+    alone = moved(dtype, lr, 1000)
+    assert 0.9 * 1000 * lr < float(alone.mean()) < 1.1 * 1000 * lr
+    for results in succeed(world(3, work)):
+        assert all(torch.equal(result, alone) for result in results)
+
+
+@pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg"])
+def test_alternating_steps_of_workers_do_not_walk_though_some_steps_are_lost(method: str) -> None:
+    """Nobody votes in a step in three: it does not count, so that the two steps of a pair still cancel."""
+
+    def work(rank: int, group: object) -> torch.Tensor:
+        param = nn.Parameter(torch.ones(ELEMENTS, dtype=torch.bfloat16))
+        opt = Distributed([param], method, lr=2.0**-7 / 30, betas=(0.0, 0.0), process_group=group)
+        for step in range(900):
+            up = 1.0 if opt.param_groups[0]["t"] % 2 else -1.0
+            param.grad = torch.full_like(param, torch.nan if step % 3 == 1 else up * (rank + 1))
+            opt.step()
+        assert (opt.stats.skipped, opt.param_groups[0]["t"]) == (300, 600)
+        return param.detach().float() - 1
+
+    found = succeed(world(3, work))
+    assert all(torch.equal(moves, found[0]) and moves.abs().max() <= 2.0**-7 for moves in found)
+
+
+@pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg", "g-lion"])
 def test_replicas_and_kernels_round_alike(method: str, dtype: torch.dtype) -> None:
     """1,000 steps on three workers with different gradients."""
