@@ -96,7 +96,7 @@ def check(model: nn.Module, optimizer: Distributed, found: Holdings) -> None:
     there = {
         key: value for key, value in (found.common | found.own).items() if key.startswith(("parameter/", "buffer/"))
     }
-    for key in sorted(here.keys() ^ there.keys()):
+    for key in sorted(here.keys() ^ there.keys(), reverse=True):  # parameters first
         kind, _, name = key.partition("/")
         where = "not in the checkpoint" if key in here else "not in this model"
         raise CheckpointError(f"the {kind} {name} is {where}: load the checkpoint of the same model")

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
+    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -78,7 +79,7 @@ class Part:
 
     def write(self, folder: Path) -> list[Place]:
         """Write this worker's file, to the disk; where everything lies in it."""
-        writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
+        writer = _Writer(folder, per_thread_copy_ahead=0)
         writer.set_up_storage_writer(self.rank == 0)
         plan = writer.prepare_global_plan([self.plan(self.rank)] * self.workers)[self.rank]
         results = writer.write_data(plan, _Source(self)).wait()
@@ -97,7 +98,7 @@ class Part:
 
     def write_index(self, folder: Path, places: Iterable[Place]) -> None:
         """Write the index of all workers' files, to the disk, after `write`."""
-        writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
+        writer = _Writer(folder, per_thread_copy_ahead=0)
         writer.set_up_storage_writer(True)
         _, index = create_default_global_save_plan([self.plan(rank) for rank in range(self.workers)])
         results = []
@@ -106,6 +107,13 @@ class Part:
             lies = replace(self._written.storage_data, relative_path=file, offset=start, length=length)
             results.append(WriteResult(MetadataIndex(key, offset), size, lies))
         writer.finish(index, [results])
+
+
+class _Writer(FileSystemWriter):
+    """Equal states give equal files: the index tells neither the folder nor a random number."""
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta()
 
 
 class _Source(DefaultSavePlanner):

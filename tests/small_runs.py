@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlion import Distributed, Simulation
@@ -41,6 +42,14 @@ def train(model: nn.Module, optimizer: Distributed, rank: int, steps: range) -> 
         optimizer.step()
         losses.append(float(loss.detach()))
     return losses
+
+
+def trained(steps: int = 3, group: dist.ProcessGroup | None = None, rank: int = 0) -> tuple[nn.Module, Distributed]:
+    """A model and its optimizer after some steps."""
+    model = fresh()
+    optimizer = Distributed(model.parameters(), lr=0.01, process_group=group)
+    train(model, optimizer, rank, range(steps))
+    return model, optimizer
 
 
 def simulate(simulation: Simulation, steps: range) -> None:
