@@ -117,7 +117,7 @@ def found(folder: Path) -> dict[Cell, dict[str, Any]]:
 
 
 def prepare(folder: Path, facts: dict[str, Any]) -> None:
-    """Make the folder, or see that its runs were of these facts: settings and data. Raises: ValueError: they had others."""
+    """Make the folder, or see that its runs had these settings and data. Raises: ValueError: they had others."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "settings.json"
     if kept.is_file() and json.loads(kept.read_text("utf-8")) != facts:

@@ -2,17 +2,17 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
 
 from torch import Tensor
 
-from dlion import Distributed
 from dlion.codecs import Moment
 from dlion.layout import Bucket
+from dlion.methods import Choices, Method
 from dlion.pipeline import Steps, Wire
 from dlion.replica import Replica
-from dlion.simulate.attacks import attack_on
+from dlion.rules import Rule
+from dlion.simulate.attacks import Attack, attack_on
 from dlion.simulate.faults import COLLUDING, INVERTED, RANDOM
 from dlion.survey import Questions
 
@@ -39,17 +39,22 @@ class Board:
 
 
 @dataclass(frozen=True)
-class Lying:
-    """`steps` of a worker with a fault (one of the simulator's attacks, or None for an honest one).
+class Plot:
+    """Who lies, and how: the ranks `liars` have the fault `act`, one of the simulator's attacks; None: nobody lies."""
 
-    honest: the ranks that are.
-    """
+    act: str | None
+    liars: Sequence[int]
+    honest: Sequence[int]
+    board: Board = field(default_factory=Board)
+
+
+@dataclass(frozen=True)
+class Lying:
+    """The steps of a worker, whose ballots say something else where it is a liar."""
 
     steps: Steps
-    act: str | None
-    board: Board
-    honest: Sequence[int]
-    method: str
+    plot: Plot
+    attack: Attack
 
     @property
     def wire(self) -> Wire:
@@ -60,16 +65,16 @@ class Lying:
 
     def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
         planes, finite = self.steps.ballot(replica, bucket, moment)
-        attack = attack_on(self.wire.up, self.method)
-        if self.act == INVERTED:
+        plot, attack = self.plot, self.attack
+        if moment.rank not in plot.liars:
+            plot.board.post(moment.t, bucket.number, moment.rank, planes)
+        elif plot.act == INVERTED:
             planes = attack.inverted(planes, bucket)
-        elif self.act == RANDOM:
+        elif plot.act == RANDOM:
             planes = attack.random(planes, bucket, moment.t, moment.rank)
-        elif self.act == COLLUDING:
-            seen = self.board.of(moment.t, bucket.number, self.honest)
+        elif plot.act == COLLUDING:
+            seen = plot.board.of(moment.t, bucket.number, plot.honest)
             planes = attack.inverted(attack.agreed(seen, bucket, moment.t), bucket)
-        else:
-            self.board.post(moment.t, bucket.number, moment.rank, planes)
         return planes, finite
 
     def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: int, moment: Moment) -> None:
@@ -79,14 +84,17 @@ class Lying:
         self.steps.finish(replica)
 
 
-def corrupt(optimizer: Distributed, act: str | None, board: Board, honest: Sequence[int]) -> None:
-    """Let a worker lie from its first step on; honest ones (act None) only have their ballots read."""
-    renewal: Any = optimizer._renewal
-    agreed = renewal._agreed
+@dataclass(frozen=True)
+class Corrupted(Method):
+    """A method some of whose workers lie."""
 
-    def lying(group: Any) -> Any:
-        exchange = agreed(group)
-        renewal._steps = Lying(renewal._steps, act, board, honest, optimizer.method)
-        return exchange
+    plot: Plot = field(default_factory=lambda: Plot(None, (), ()))
 
-    renewal._agreed = lying
+    def steps(self, rule: Rule, choices: Choices) -> Steps:
+        steps = super().steps(rule, choices)
+        return Lying(steps, self.plot, attack_on(steps.wire.up, "corrupted"))
+
+
+def corrupted(method: Method, plot: Plot) -> Method:
+    """The method, with liars among its workers."""
+    return Corrupted(**{each.name: getattr(method, each.name) for each in fields(Method)}, plot=plot)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from liars import Board, corrupt
+from liars import Plot, corrupted
 from source_reader import Source
 from test_faults import Small, equal, noise, simulate, small_buckets
 from torch import Tensor
@@ -15,27 +15,29 @@ from world import succeed, world
 
 from dlion import Distributed
 from dlion.errors import AgreementError
+from dlion.methods import METHODS
 from dlion.simulate import Fault
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKERS, LIARS, STEPS = 7, 3, 3
 
 
-def real(act: str | None, liars: int = LIARS, loud: float = 1.0, **options: Any) -> list[list[Tensor]]:
+def real(act: str | None, loud: float = 1.0, method: str = "dlion-mavo", **options: Any) -> list[list[Tensor]]:
     """Every worker's parameters after some steps in which the lowest ranks lie; the gradients of rank 0 are `loud`."""
-    board, honest = Board(), range(liars, WORKERS)
+    plot = Plot(act, range(LIARS) if act else (), range(LIARS, WORKERS))
 
     def work(rank: int, group: Any) -> list[Tensor]:
         model = Small()
-        optimizer = Distributed(model.parameters(), process_group=group, lr=0.01, **small_buckets(**options))
-        corrupt(optimizer, act if rank < liars else None, board, honest)
+        optimizer = Distributed(model.parameters(), process_group=group, lr=0.01, **small_buckets(method, **options))
         for step in range(STEPS):
             for param in model.parameters():
                 param.grad = noise(rank, step, param) * (loud if rank == 0 else 1.0)
             optimizer.step()
         return [param.detach() for param in model.parameters()]
 
-    return list(succeed(world(WORKERS, work)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(METHODS, method, corrupted(METHODS[method], plot))
+        return list(succeed(world(WORKERS, work)))
 
 
 @pytest.mark.parametrize("topology", ["sharded", "replicated"])
@@ -51,7 +53,7 @@ def test_real_liars_do_what_simulated_ones_do(act: str, method: str, topology: s
 @pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg"])
 def test_whoever_shouts_has_one_vote(method: str) -> None:
     """Gradients a thousand times as large change nothing: one vote for each parameter is all that a worker has."""
-    assert equal(real(None, liars=0, loud=1024.0, method=method)[0], real(None, liars=0, method=method)[0])
+    assert equal(real(None, loud=1024.0, method=method)[0], real(None, method=method)[0])
     assert not equal(simulate(noise, STEPS, method="g-lion")[0], simulate(shouted, STEPS, method="g-lion")[0])
 
 
