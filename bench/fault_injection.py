@@ -1,0 +1,212 @@
+"""Faults inside a worker: functions of dlion and Python are wrapped from outside, counted, and fail where planned.
+
+The product knows nothing of it. Before a fault hits, a line that says so is on the disk; after every step another
+line says what the parameters are.
+"""
+
+import functools
+import json
+import os
+import signal
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fault_plan import Fault
+from torch import Tensor
+
+import dlion
+from dlion.channel import Channel
+from dlion.pipeline import FusedLion, Pipeline
+from dlion.train.image_task import ImageTask
+
+_fsync = os.fsync
+
+BUCKET_BYTES = 2048  # of 13 kB of ballots: a bucket that is half applied is a thing that can be met
+
+
+class Events:
+    """A worker's log: one JSON object a line, each written by one call, so that a kill never leaves half of one."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, event: str, *, durable: bool = False, **facts: Any) -> None:
+        line = {"event": event, "pid": os.getpid(), "at": time.monotonic(), **facts}
+        os.write(self._file, (json.dumps(line) + "\n").encode())
+        if durable:
+            _fsync(self._file)
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """What a worker wrote."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class Injector:
+    """Knows where this worker is, and lets the faults of that place happen, each once.
+
+    Args:
+        faults: of this worker.
+        log: where it is written.
+        disk: a folder of the file system that may become full.
+    """
+
+    def __init__(self, faults: Sequence[Fault], log: Events, disk: Path) -> None:
+        self._pending = list(faults)
+        self._log = log
+        self._disk = disk
+        self.step = 0  # under way, or done last
+        self.voted = False  # whether ballots of this step have left
+        self._operations = 0  # on files since `step` was done
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        self.step, self.voted, self._operations = step, False, 0
+        self.reach("ballots")
+
+    def operate(self) -> None:
+        """A file operation begins."""
+        self._operations += 1
+        self.reach("saving")
+
+    def reach(self, phase: str) -> None:
+        """Let happen what was planned for this phase of this step."""
+        for fault in [f for f in self._pending if (f.step, f.phase) == (self.step, phase)]:
+            if phase != "saving" or fault.operation == self._operations:
+                self._pending.remove(fault)
+                self._hit(fault)
+
+    def spoil(self, inputs: Tensor, step: int) -> Tensor:
+        """The inputs of a batch, or NaN where that was planned."""
+        for fault in [f for f in self._pending if (f.step, f.phase) == (step, "batch")]:
+            self._pending.remove(fault)
+            self._log.write("fault", durable=True, name=fault.name, step=fault.step)
+            inputs = torch.full_like(inputs, torch.nan)
+        return inputs
+
+    def _hit(self, fault: Fault) -> None:
+        self._log.write("fault", durable=True, name=fault.name, step=fault.step)
+        if fault.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault.kind in ("stop", "pause"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault.kind == "full":
+            self._log.write("filled", durable=True, name=fault.name, errno=_fill(self._disk / "filler"))
+
+
+def _fill(file: Path) -> int:
+    """Write until the disk takes no more; the number of the error that says so."""
+    handle, found = os.open(file, os.O_WRONLY | os.O_CREAT), 0
+    try:
+        for size in (2**16, 1):  # and the last bytes one by one
+            try:
+                while True:
+                    os.write(handle, bytes(size))
+            except OSError as error:
+                found = error.errno or 0
+    finally:
+        os.close(handle)
+    return found
+
+
+def install(injector: Injector, log: Events, timeout: float) -> None:
+    """Wrap what a worker calls; `timeout`: seconds, of its process group."""
+    _configure(timeout)
+    _follow_steps(injector, log)
+    _follow_calls(injector, log)
+    _follow_files(injector)
+
+
+def _configure(timeout: float) -> None:
+    """Settings that `dlion train` has no flags for."""
+    init, made = dist.init_process_group, dlion.Distributed.__init__
+
+    def init_process_group(*args: Any, **options: Any) -> Any:
+        return init(*args, **{"timeout": timedelta(seconds=timeout), **options})
+
+    @functools.wraps(made)
+    def sharded(self: Any, *args: Any, **options: Any) -> None:
+        made(self, *args, **{"topology": "sharded", "bucket_bytes": BUCKET_BYTES, **options})
+
+    dist.init_process_group = init_process_group
+    dlion.Distributed.__init__ = sharded  # type: ignore[method-assign]
+
+
+def _follow_steps(injector: Injector, log: Events) -> None:
+    step, batch = dlion.Distributed.step, ImageTask.batch
+
+    @functools.wraps(step)
+    def counted(self: Any, *args: Any, **options: Any) -> Any:
+        injector.begin(self.param_groups[0]["t"] + self.stats.skipped + 1)
+        result = step(self, *args, **options)
+        log.write("step", step=injector.step, **_facts(self))
+        return result
+
+    @functools.wraps(batch)
+    def spoiled(self: Any, *, step: int, **options: Any) -> tuple[Tensor, Tensor]:
+        inputs, targets = batch(self, step=step, **options)
+        return injector.spoil(inputs, step), targets
+
+    dlion.Distributed.step = counted  # type: ignore[method-assign]
+    ImageTask.batch = spoiled  # type: ignore[method-assign]
+
+
+def _facts(optimizer: "dlion.Distributed") -> dict[str, Any]:
+    """What must be equal on all workers after a step, and what must be finite."""
+    params = [param.detach() for group in optimizer.param_groups for param in group["params"]]
+    momenta = [state["exp_avg"] for state in optimizer.state.values()]
+    digest = 0
+    for param in params:
+        digest = zlib.crc32(param.numpy().tobytes(), digest)
+    finite = all(bool(tensor.isfinite().all()) for tensor in [*params, *momenta])
+    return {"t": optimizer.param_groups[0]["t"], "parameters": digest, "finite": finite}
+
+
+def _follow_calls(injector: Injector, log: Events) -> None:
+    all_to_all, all_gather = Channel.all_to_all, Channel.all_gather
+
+    def ballots(self: Any, rows: Tensor) -> Any:
+        log.write("ballots", step=injector.step)
+        call = all_to_all(self, rows)
+        injector.voted = True
+        return call
+
+    def verdicts(self: Any, row: Tensor) -> Any:
+        if injector.voted:
+            injector.reach("between")
+        return all_gather(self, row)
+
+    Channel.all_to_all = ballots  # type: ignore[method-assign]
+    Channel.all_gather = verdicts  # type: ignore[method-assign]
+    for implementation in (FusedLion, Pipeline):
+        _follow_apply(implementation, injector)
+
+
+def _follow_apply(implementation: Any, injector: Injector) -> None:
+    apply = implementation.apply
+
+    def watched(self: Any, *args: Any) -> None:
+        injector.reach("verdict")
+        apply(self, *args)
+        injector.reach("apply")  # the first of several buckets: the parameters are half new
+
+    implementation.apply = watched
+
+
+def _follow_files(injector: Injector) -> None:
+    def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(operation)
+        def operate(*args: Any, **options: Any) -> Any:
+            injector.operate()
+            return operation(*args, **options)
+
+        return operate
+
+    os.fsync = counted(os.fsync)
+    os.replace = counted(os.replace)
