@@ -31,11 +31,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Course:
-    """How a run went that nothing ended: parameters after each step, the last model, and abstentions."""
+    """How a run went that nothing ended: parameters after each step, the last model, and what was counted."""
 
     parameters: Mapping[int, int]
     model: str
     abstentions: int
+    buckets: int
+    t: int
 
 
 class Courses:
@@ -61,9 +63,13 @@ class Courses:
 
 
 def course(made: Attempt, run: Path) -> Course:
-    parameters = {step: facts["parameters"] for step, facts in made.steps()[0].items()}
+    steps = made.steps()[0]
     model = hashlib.sha256((run / ALIKE).read_bytes()).hexdigest()
-    return Course(parameters, model, json.loads((run / "summary.json").read_text())["abstentions"])
+    abstentions = json.loads((run / "summary.json").read_text())["abstentions"]
+    buckets = next(event["buckets"] for event in made.events[0] if event["event"] == "layout")
+    return Course(
+        {n: facts["parameters"] for n, facts in steps.items()}, model, abstentions, buckets, steps[max(steps)]["t"]
+    )
 
 
 def run_cell(cell: Cell, folder: Path, courses: Courses) -> Record:
@@ -91,7 +97,7 @@ def run_cell(cell: Cell, folder: Path, courses: Courses) -> Record:
             _replicas(last, verdict)
         else:
             last = made
-        _finished(last, disk / "run", courses.of(cell), verdict)
+        _finished(cell, last, disk / "run", courses.of(cell), verdict)
     record = cell.described() | {"proof": proof, "ok": all(verdict.checks.values()), "checks": verdict.checks}
     return record | {**verdict.figures, "said": verdict.said, "seconds": round(time.monotonic() - began, 1)}
 
@@ -131,8 +137,8 @@ def _ended(made: Attempt, fault: Fault, verdict: Verdict) -> None:
         verdict.said += sorted({last_line(said[worker.rank]) for worker in others})
 
 
-def _finished(made: Attempt, run: Path, whole: Course, verdict: Verdict) -> None:
-    """The run reached its end, by the same parameters as one without interruption."""
+def _finished(cell: Cell, made: Attempt, run: Path, whole: Course, verdict: Verdict) -> None:
+    """The run reached its end, by the same parameters as one without interruption, and counted what happened."""
     checks = verdict.checks
     checks["finished"] = made.statuses == [0] * WORKERS
     if not checks["finished"]:
@@ -140,7 +146,9 @@ def _finished(made: Attempt, run: Path, whole: Course, verdict: Verdict) -> None
     mine = course(made, run)
     same = all(whole.parameters.get(step) == value for step, value in mine.parameters.items())
     checks["bitwise as uninterrupted"] = same and mine.model == whole.model
-    checks["abstentions as uninterrupted"] = mine.abstentions == whole.abstentions
+    spoiled = [fault.step for fault in cell.faults if fault.kind == "nan"]
+    at_rest = sum(spoiled.count(step) == WORKERS for step in set(spoiled))  # steps in which nobody had a vote
+    checks["counters"] = (mine.abstentions, mine.t) == (len(spoiled) * mine.buckets, cell.steps - at_rest)
     verdict.figures["abstentions"] = mine.abstentions
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 import dlion
 from dlion.channel import Channel
+from dlion.exchange import Exchange
 from dlion.pipeline import FusedLion, Pipeline
 from dlion.train.image_task import ImageTask
 
@@ -66,7 +67,7 @@ class Injector:
         self._operations = 0  # on files since `step` was done
 
     def begin(self, step: int) -> None:
-        """A step begins."""
+        """A step begins: neither its gradients nor ballots are there."""
         self.step, self.voted, self._operations = step, False, 0
         self.reach("ballots")
 
@@ -139,22 +140,28 @@ def _configure(timeout: float) -> None:
 
 
 def _follow_steps(injector: Injector, log: Events) -> None:
-    step, batch = dlion.Distributed.step, ImageTask.batch
+    batch, step, bind = ImageTask.batch, dlion.Distributed.step, Exchange.bind
+
+    @functools.wraps(batch)
+    def spoiled(self: Any, *, step: int, **options: Any) -> tuple[Tensor, Tensor]:
+        injector.begin(step)
+        inputs, targets = batch(self, step=step, **options)
+        return injector.spoil(inputs, step), targets
 
     @functools.wraps(step)
-    def counted(self: Any, *args: Any, **options: Any) -> Any:
-        injector.begin(self.param_groups[0]["t"] + self.stats.skipped + 1)
+    def told(self: Any, *args: Any, **options: Any) -> Any:
         result = step(self, *args, **options)
         log.write("step", step=injector.step, **_facts(self))
         return result
 
-    @functools.wraps(batch)
-    def spoiled(self: Any, *, step: int, **options: Any) -> tuple[Tensor, Tensor]:
-        inputs, targets = batch(self, step=step, **options)
-        return injector.spoil(inputs, step), targets
+    @functools.wraps(bind)
+    def counted(self: Any, *args: Any, **options: Any) -> None:
+        bind(self, *args, **options)
+        log.write("layout", buckets=len(self.layout.buckets))
 
-    dlion.Distributed.step = counted  # type: ignore[method-assign]
     ImageTask.batch = spoiled  # type: ignore[method-assign]
+    dlion.Distributed.step = told  # type: ignore[method-assign]
+    Exchange.bind = counted  # type: ignore[method-assign]
 
 
 def _facts(optimizer: "dlion.Distributed") -> dict[str, Any]:

@@ -10,6 +10,8 @@ STEPS = 24
 SAVE_EVERY = 8
 LINK = "20mbit"  # a step's 20 kB each way take 20 ms on it and 2 ms on the machine's own
 
+WAYS: tuple[tuple[str, ...], ...] = ((), ("--overlap",), ("--method", "dlion-avg"), ("--zeros", "exact"))
+
 Kind = Literal["kill", "stop", "pause", "nan", "full", "slow"]
 KINDS: dict[str, str] = {
     "kill": "`kill -9`",
@@ -131,6 +133,9 @@ def static_cells(draw: random.Random) -> Iterator[Cell]:
     faults.append((Fault("slow", 0, 1, "always"), Fault("kill", 1, 12, "between")))
     for number, chosen in enumerate(faults):
         yield Cell("static", number, tuple(dict.fromkeys(chosen)))
+    for number, phase in enumerate(("between", "apply"), start=len(faults)):
+        fault = replace(random_fault(draw, ["kill"], STEPS), phase=phase, operation=1)
+        yield Cell("static", number, (fault,), flags=("--overlap",))
 
 
 def soak_cells(draw: random.Random) -> Iterator[Cell]:
@@ -142,7 +147,7 @@ def soak_cells(draw: random.Random) -> Iterator[Cell]:
         faults = [replace(fault, step=draw.randint(2, last.step - 1)) for fault in before if fault.phase != "saving"]
         if draw.random() < 0.3:
             faults.insert(0, random_fault(draw, ["slow"], STEPS))
-        yield Cell("soak", number, tuple(dict.fromkeys([*faults, last])))
+        yield Cell("soak", number, tuple(dict.fromkeys([*faults, last])), flags=draw.choice(WAYS))
         number += 1
 
 
