@@ -127,6 +127,7 @@ def static_cells(draw: random.Random) -> Iterator[Cell]:
             faults.append((replace(one, phase=phase, step=step, operation=1),))
     for rank, operation in ((0, 1), (0, 2), (0, 4), (2, 1)):
         faults.append((Fault("full", rank, 2 * SAVE_EVERY, "saving", operation),))
+    faults.append((Fault("full", 3, 2 * SAVE_EVERY, "apply"),))  # before the first file of the checkpoint
     faults.append(tuple(random_fault(draw, ["nan"], STEPS) for _ in range(6)))
     faults.append(tuple(Fault("nan", rank, 11, "batch") for rank in range(WORKERS)))  # nobody votes
     faults.append((Fault("slow", 0, 1, "always"),))

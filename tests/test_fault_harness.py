@@ -48,7 +48,7 @@ def test_a_plan_is_a_function_of_its_seed() -> None:
 def test_the_static_plan_has_every_fault_in_every_phase() -> None:
     planned = {(fault.kind, fault.phase) for cell in cells("static", 0) for fault in cell.faults}
     wanted = {(kind, phase) for kind in ("kill", "stop", "pause") for phase in PHASES}
-    assert planned == wanted | {("full", "saving"), ("nan", "batch"), ("slow", "always")}
+    assert planned == wanted | {("full", "saving"), ("full", "apply"), ("nan", "batch"), ("slow", "always")}
 
 
 def test_a_soak_ends_a_run_once_and_last() -> None:

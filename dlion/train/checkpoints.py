@@ -12,6 +12,7 @@ The folder gets its name when everything is in it. The last two are kept.
 import hashlib
 import json
 import os
+import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from dlion.train.config import to_flags
-from dlion.train.runs import Record, RunFolder, draft_of, finite, write_whole
+from dlion.train.runs import Record, RunFolder, draft_of, finite, naming, write_whole
 from dlion.train.workers import State, Workers
 
 KEPT = 2
@@ -57,7 +58,10 @@ def save_weights(model: nn.Module, path: Path) -> None:
     with draft_of(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode  # what the user's umask allows; safetensors makes its files private
-        save_model(model, str(temporary))
+        try:
+            save_model(model, str(temporary))
+        except SafetensorError as error:
+            raise _of_the_system(error, path) from error
         temporary.chmod(mode)
         _sync(temporary)
 
@@ -113,10 +117,18 @@ def save(folder: RunFolder, workers: Workers, progress: Progress) -> None:
     workers.barrier()
 
 
+def _of_the_system(error: SafetensorError, path: Path) -> Exception:
+    """What the system said, as Python's own writing would raise it: "... (os error 28)" is a full disk."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error
+
+
 def _write_state(path: Path, state: State) -> dict[str, Any]:
     """Write one worker's own state; the fingerprint of the file."""
-    torch.save(state, path)
-    _sync(path)
+    with naming(path), path.open("wb") as file:  # given a path, torch says of a full disk that a position is wrong
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
     return _fingerprint(path)
 
 
