@@ -9,7 +9,7 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor
 
-from dlion.channel import ranks_text
+from dlion.errors import ranks_text
 from dlion.header import majority_value
 from dlion.layout import local, named
 

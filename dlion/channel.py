@@ -4,11 +4,13 @@ torch.distributed collectives.
 
 import json
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 from dlion.errors import ExchangeError, GroupNotReadyError
 from dlion.layout import overwrite
 from dlion.ops.bits import as_bytes
+from dlion.roll_call import ATTENTION, RollCall, roll_call_of
 
 BROADCAST_BYTES = 2**26  # of one broadcast call at start-up: bounds the extra memory
 
@@ -46,14 +49,21 @@ def default_group(who: str) -> dist.ProcessGroup | None:
 class Channel:
     """One process group, with the few calls that dlion makes. `group=None` is the default group.
 
-    Every method is a collective: all workers call it in the same order.
+    Every method but `during` is a collective: all workers call it in the same order.
+
+    Args:
+        group: of the workers.
+        phase: what its calls are for, where `during` does not say it: named when a worker does not arrive.
+        roll_call: who asks then who is missing; None: the group's own.
 
     Raises:
         GroupNotReadyError: when there is no group.
         ExchangeError: from each method, when another worker is lost or does not come within the group's timeout.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, phase: str = "other calls", roll_call: RollCall | None = None
+    ) -> None:
         group = group if group is not None else default_group("dlion.channel.Channel")
         if group is None:
             raise GroupNotReadyError("no process group exists: call torch.distributed.init_process_group() first")
@@ -62,6 +72,8 @@ class Channel:
         self.rank: int = group.rank()
         self.size: int = group.size()
         self.device = _wire_device(group)
+        self.roll_call = roll_call or roll_call_of(group)
+        self._phase = phase
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -73,14 +85,14 @@ class Channel:
             )
         return group
 
+    def during(self, phase: str) -> AbstractContextManager[None]:
+        """Inside, calls are for this phase, and an error names it."""
+        return self.roll_call.during(phase)
+
     def all_to_all(self, rows: Tensor) -> "Call[Tensor]":
         """Row j goes to worker j: T[size, width] -> T[size, width], row i from worker i."""
         received = torch.empty_like(rows)
-        return self._call(
-            "exchanging ballots",
-            lambda: dist.all_to_all_single(received, rows, group=self.group, async_op=True),
-            received,
-        )
+        return self._call(lambda: dist.all_to_all_single(received, rows, group=self.group, async_op=True), received)
 
     def all_gather(self, row: Tensor) -> "Call[Tensor]":
         """T[width] -> T[size, width], every worker's row.
@@ -94,7 +106,6 @@ class Channel:
         received = row.new_empty(self.size * row.numel())
         gather = dist.all_to_all_single if direct else dist.all_gather_single
         return self._call(
-            "gathering rows",
             lambda: gather(received, rows, group=self.group, async_op=True),
             received.view(self.size, row.numel()),
         )
@@ -104,7 +115,6 @@ class Channel:
         received = row.new_empty((self.size, row.numel())) if self.rank == to else None
         parts = list(received) if received is not None else None
         return self._call(
-            "gathering ballots at the server",
             lambda: dist.gather(row.contiguous(), parts, group=self.group, group_dst=to, async_op=True),
             received,
         )
@@ -114,21 +124,21 @@ class Channel:
         received = torch.empty_like(row)
         parts = [row.contiguous()] * self.size if self.rank == source else None
         return self._call(
-            "receiving the server's verdict",
             lambda: dist.scatter(received, parts, group=self.group, group_src=source, async_op=True),
             received,
         )
 
     def sum_(self, tensor: Tensor) -> "Call[Tensor]":
         """Sum over the workers, in place, by the backend's own all-reduce."""
-        return self._call("summing tensors", lambda: dist.all_reduce(tensor, group=self.group, async_op=True), tensor)
+        return self._call(lambda: dist.all_reduce(tensor, group=self.group, async_op=True), tensor)
 
     def broadcast_(self, tensors: list[Tensor], source: int = 0) -> None:
         """Overwrite `tensors` with worker `source`'s, any dtype and memory layout. Sizes must be equal everywhere."""
         for run in _runs(tensors, BROADCAST_BYTES):
             flat = torch.cat([as_bytes(t).to(self.device) for t in run])
-            with naming_loss("broadcasting tensors", self.rank, self.size):
-                dist.broadcast(flat, group=self.group, group_src=source)
+            flat = self._call(
+                partial(dist.broadcast, flat, group=self.group, async_op=True, group_src=source), flat
+            ).wait()
             parts = torch.split(flat, [t.numel() * t.element_size() for t in run])
             for tensor, part in zip(run, parts, strict=True):
                 # a clone, because a view as a wider dtype needs an aligned start
@@ -147,20 +157,27 @@ class Channel:
         """Wait for all workers."""
         self.all_gather(torch.zeros(1, dtype=torch.uint8, device=self.device)).wait()
 
-    def _call(self, what: str, start: Callable[[], dist.Work], result: T) -> "Call[T]":
-        with naming_loss(what, self.rank, self.size):
-            return Call(start(), result, what, self.rank, self.size)
+    def _call(self, start: Callable[[], dist.Work], result: T) -> "Call[T]":
+        began, place = time.monotonic(), self.roll_call.place(self._phase)
+        with self.roll_call.naming_loss(place, began):
+            return Call(start(), result, self.roll_call, place, began, self.device.type == "cpu")
 
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """A collective call under way; it goes on by itself, and keeps its tensors alive."""
+    """A collective call under way; it goes on by itself, and keeps its tensors alive.
+
+    Attributes:
+        place, began: what it is for, and when it began on the monotonic clock.
+        blocks: whether waiting for it blocks this thread; on accelerators their queue waits instead.
+    """
 
     work: dist.Work
     result: T
-    what: str
-    rank: int
-    size: int
+    roll_call: RollCall
+    place: str
+    began: float
+    blocks: bool
 
     def arrived(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
@@ -170,29 +187,27 @@ class Call(Generic[T]):
         """The result, once it is there.
 
         Raises:
-            ExchangeError: another worker was lost, or did not come within the group's timeout.
+            ExchangeError: another worker was lost, or did not come within the group's timeout; or it gave up already.
         """
-        with naming_loss(self.what, self.rank, self.size):
-            self.work.wait()
+        with self.roll_call.naming_loss(self.place, self.began):
+            if self.blocks:
+                self._attend()
+            else:
+                self.work.wait()
         return self.result
 
-
-@contextmanager
-def naming_loss(what: str, rank: int, size: int) -> Iterator[None]:
-    """Turn the network library's errors into one that says who lost whom."""
-    try:
-        yield
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ExchangeError(
-            f"rank {rank} of {size} lost another worker while {what}: look for the first error among the workers and "
-            f"start again from the last checkpoint (network: {reason})"
-        ) from error
-
-
-def ranks_text(ranks: list[int]) -> str:
-    """'rank 1' or 'ranks 1, 3'."""
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
+    def _attend(self) -> None:
+        """Wait, and look now and then whether another worker has given up: it would never come."""
+        while True:
+            try:
+                self.work.wait(timedelta(seconds=ATTENTION))
+                return
+            except RuntimeError:
+                if self.work.is_completed():  # it failed, or came just now
+                    self.work.wait()
+                    return
+            if self.roll_call.called():
+                raise RuntimeError("another worker's call failed first")
 
 
 def nbytes(tensor: Tensor) -> int:

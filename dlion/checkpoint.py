@@ -24,10 +24,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dlion.channel import Channel, ranks_text
+from dlion.channel import Channel
 from dlion.crew import Crew, crew_of
 from dlion.draft import Draft
-from dlion.errors import CheckpointError
+from dlion.errors import CheckpointError, ranks_text
 from dlion.holdings import Holdings, check, holdings_of, in_bytes, restore
 from dlion.manifest import NAME, Manifest, damaged, read_manifest
 from dlion.newcomers import mean_of_workers

@@ -40,7 +40,8 @@ class Guard:
         if self._channel is None or self._steps >= GUARDED_STEPS:
             return
         grads = [] if replica.resting else [local(param.grad) for param in replica.params if param.grad is not None]
-        hashes = gathered(self._channel, [checksum(grads) >> 1], self._stats)
+        with self._channel.during("comparing gradients"):
+            hashes = gathered(self._channel, [checksum(grads) >> 1], self._stats)
         self._averaged = self._averaged and hashes[0] != [0] and all(value == hashes[0] for value in hashes)
         self._steps += 1
         if self._steps == GUARDED_STEPS and self._averaged:

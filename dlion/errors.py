@@ -27,3 +27,8 @@ class OverlapError(DlionError):
 
 class CheckpointError(DlionError, ValueError):
     """A checkpoint is not there, not complete, damaged or of something else; or it could not be written."""
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """'rank 1' or 'ranks 1, 3'."""
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlion import agreement
-from dlion.channel import Channel, ranks_text
+from dlion.channel import Channel
 from dlion.codecs import Moment
 from dlion.comparison import Guard, gathered
-from dlion.errors import AgreementError, NonFiniteGradientError
+from dlion.errors import AgreementError, NonFiniteGradientError, ranks_text
 from dlion.flight import Flight
 from dlion.header import NOBODY, BallotHeader, Status, VerdictHeader, worst
 from dlion.layout import Bucket, Layout, local
@@ -78,7 +78,8 @@ class Exchange:
         self.fingerprint = self._fingerprint(param_groups)
         self._applied: list[dict[str, Any]] | None = None
         if group is not None and self.voting:
-            self._agree(self.voting, shared_state(self.replica))
+            with self.voting.ballots.during("agreement"):
+                self._agree(self.voting, shared_state(self.replica))
             self.voting = voting_groups(group, options.timeout, owner)
         words = sum(bucket.words for bucket in self.layout.buckets)
         self.topology = choose_topology(options.topology, self.voting, stats, words, wire.replicate)
@@ -109,6 +110,8 @@ class Exchange:
         if self.begun:
             return
         self.t = int(self.param_groups[0]["t"])
+        if self.voting is not None:
+            self.voting.ballots.roll_call.t = self.t
         self.moment = Moment(self.t, self.rank, self.workers)
         self.replica.hypers = agreement.hyper_parameters(self.param_groups, self.keys)
         self._announced = self.replica.hypers
@@ -259,7 +262,8 @@ class Exchange:
         if self.voting is None:
             reports = [agreement.report(self.param_groups, self.options.agreed(1), self._announced, own)]
         else:
-            reports = self._reports(self.voting.ballots, own)
+            with self.voting.ballots.during("diagnosis"):
+                reports = self._reports(self.voting.ballots, own)
         if status == Status.RAISE:
             raise NonFiniteGradientError(agreement.explain_not_finite([r["not_finite"] for r in reports], self.t))
         if status == Status.HYPERPARAMETERS_DIFFER:

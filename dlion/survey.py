@@ -90,12 +90,13 @@ class Survey:
         if self._channel is None:
             return values.clone()
         consultation = ask(Question(question.how, values.to(self._channel.device)), self._channel, self._stats)
-        while True:
-            try:
-                next(consultation).wait()
-            except StopIteration as end:
-                answer: Tensor = end.value
-                return answer.to(values.device)
+        with self._channel.during("survey"):
+            while True:
+                try:
+                    next(consultation).wait()
+                except StopIteration as end:
+                    answer: Tensor = end.value
+                    return answer.to(values.device)
 
 
 def ask(question: Question, line: Line, stats: Stats) -> Generator[Awaited[Any], None, Tensor]:

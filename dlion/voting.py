@@ -1,5 +1,6 @@
 """dlion's own groups for each group of workers: made once, when all workers have come."""
 
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,8 +8,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from dlion.channel import Channel, ranks_text, timeout_of
-from dlion.errors import ExchangeError
+from dlion.channel import Channel, timeout_of
+from dlion.errors import ExchangeError, ranks_text
+from dlion.roll_call import StoreSilent, roll_call_of
 
 MakeGroup = Callable[[str], dist.ProcessGroup]
 SHARED = 0  # the number of the pair that every optimizer uses whose calls never overlap with another's
@@ -81,8 +83,10 @@ def _pair(parent: dist.ProcessGroup, timeout: timedelta | None, number: int) -> 
     made = _made.setdefault(parent, {})
     if key not in made:
         wait_for_all(parent, f"dlion/groups/{key}", timeout)
-        make = _makers.get(parent) or _by_torch(parent, timeout)
-        made[key] = Voting(Channel(make(f"dlion ballots {key}")), Channel(make(f"dlion verdicts {key}")), [0])
+        make, roll = _makers.get(parent) or _by_torch(parent, timeout), roll_call_of(parent)
+        with roll.naming_loss(roll.place("making groups"), time.monotonic()):
+            ballots, verdicts = make(f"dlion ballots {key}"), make(f"dlion verdicts {key}")
+        made[key] = Voting(Channel(ballots, "ballots", roll), Channel(verdicts, "verdicts", roll), [0])
     return made[key]
 
 
@@ -105,28 +109,18 @@ def wait_for_all(group: dist.ProcessGroup, key: str, timeout: timedelta | None) 
     Raises:
         ExchangeError: names the ranks that have not come within `timeout` (None: the group's own).
     """
-    timeout = timeout or timeout_of(group)
-    store, rank, size = group.get_group_store(), group.rank(), group.size()
-    everyone = [f"{key}/{other}" for other in range(size)]
+    seconds = (timeout or timeout_of(group)).total_seconds()
+    rank, size = group.rank(), group.size()
     try:
-        store.set(everyone[rank], "here")
-        store.wait(everyone, timeout)
-    except RuntimeError as error:
-        absent = _absent(store.check, everyone)
-        if absent is None:
-            raise ExchangeError(
-                f"rank {rank} lost the process group's store while waiting for all {size} workers to begin: look for "
-                f"an error on the worker that keeps it, most often rank 0 (network: {str(error).splitlines()[0]})"
-            ) from error
+        absent = roll_call_of(group).announce(key, seconds)
+    except (StoreSilent, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "no answer"
         raise ExchangeError(
-            f"rank {rank} waited {timeout.total_seconds():g} s for all {size} workers to begin, and "
-            f"{ranks_text(absent)} did not come: look for an error there, or raise timeout="
+            f"rank {rank} lost the process group's store while waiting {seconds:g} s for all {size} workers to begin: "
+            f"look for an error on the worker that keeps it, most often rank 0 (network: {reason})"
         ) from error
-
-
-def _absent(check: Callable[[list[str]], bool], everyone: list[str]) -> list[int] | None:
-    """The ranks whose keys are missing; None if the store does not answer."""
-    try:
-        return [rank for rank, key in enumerate(everyone) if not check([key])]
-    except RuntimeError:
-        return None
+    if absent:
+        raise ExchangeError(
+            f"rank {rank} waited {seconds:g} s for all {size} workers to begin their agreement, and "
+            f"{ranks_text(absent)} did not come: look for an error there, or raise timeout="
+        )

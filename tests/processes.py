@@ -4,7 +4,8 @@ import json
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,25 @@ import torch
 import torch.distributed as dist
 
 
-def launch(folder: Path, size: int, work: Callable[..., Any], seconds: float = 60) -> list[Any]:
+def launch(
+    folder: Path, size: int, work: Callable[..., Any], seconds: float = 60, stopped: Collection[int] = ()
+) -> list[Any]:
     """Run `work(rank, size, folder)` in `size` processes; the JSON value each returned, or its exit status.
 
-    A process that raises shows its traceback and has status 1; one that is still there after `seconds` is killed.
+    A process that raises shows its traceback and has status 1; one that is still there after `seconds` is killed. Those
+    in `stopped` stop themselves, and are killed when the others have ended.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dlion.optim", "dlion.integrations.ddp", "torch.distributed.checkpoint.state_dict"])
     processes = [context.Process(target=_run, args=(work, rank, size, folder), daemon=True) for rank in range(size)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(seconds)
+    for rank, process in enumerate(processes):
+        if rank not in stopped:
+            process.join(seconds)
+    for rank in stopped:
+        processes[rank].kill()
+        processes[rank].join()
     stuck = [rank for rank, process in enumerate(processes) if process.is_alive()]
     for rank in stuck:
         processes[rank].kill()
@@ -34,6 +42,18 @@ def launch(folder: Path, size: int, work: Callable[..., Any], seconds: float = 6
 def meet(folder: Path, name: str, rank: int, size: int) -> None:
     """Make the default process group, at the file `name`."""
     dist.init_process_group("gloo", init_method=(folder / name).as_uri(), rank=rank, world_size=size)
+
+
+def meet_at_rank_0(folder: Path, name: str, rank: int, size: int, seconds: float) -> None:
+    """Make the default process group, whose store lives in rank 0's process; calls wait for `seconds`."""
+    place = dist.FileStore(str(folder / name), size)
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, size, True, wait_for_workers=False)
+        place.set("port", str(store.port))
+    else:
+        store = dist.TCPStore("127.0.0.1", int(place.get("port")), size, False)
+    limit = timedelta(seconds=seconds)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
 
 
 def _run(work: Callable[..., Any], rank: int, size: int, folder: Path) -> None:

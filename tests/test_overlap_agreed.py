@@ -202,4 +202,4 @@ def test_a_lost_worker_ends_the_others_backward_or_step() -> None:
         return "nothing was wrong"
 
     said = succeed(world(3, work, seconds=1))
-    assert said[1] == "left" and all("lost another worker" in said[rank] for rank in (0, 2))
+    assert said[1] == "left" and all("lost another worker: rank 1 did not" in said[rank] for rank in (0, 2))

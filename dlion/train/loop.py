@@ -61,7 +61,8 @@ def train(job: Job, place: Place) -> None:
         stopped = progress.step < config.steps and workers.stop.reached(progress.step)
         if stopped or _due(progress.step, config.save_every) or progress.step == config.steps:
             progress.seconds_total = spent_before + time.time() - job.started
-            checkpoints.save(job.folder, workers, progress)
+            with workers.during("checkpoint"):
+                checkpoints.save(job.folder, workers, progress)
         if stopped:
             screen.close()
             screen.say(f"stopped after step {progress.step}; go on with: dlion train --resume {job.folder.path}")
@@ -155,11 +156,13 @@ def _record(job: Job, workers: Workers, task: Task, progress: Progress, screen: 
 
 def evaluate(workers: Workers, task: Task) -> Record:
     """Validation loss and accuracy over all workers' shares, added up in rank order on every worker."""
-    workers.synchronize_buffers()
-    shares = [
-        task.evaluate(workers.model, rank=rank, workers=workers.size, device=workers.device) for rank in workers.here
-    ]
-    return validation(task, workers.gathered([share.tolist() for share in shares]))
+    with workers.during("evaluation"):
+        workers.synchronize_buffers()
+        shares = [
+            task.evaluate(workers.model, rank=rank, workers=workers.size, device=workers.device)
+            for rank in workers.here
+        ]
+        return validation(task, workers.gathered([share.tolist() for share in shares]))
 
 
 def validation(task: Task, shares: list[list[float]]) -> Record:

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,12 +16,17 @@ from torch.distributed.rendezvous import rendezvous
 import dlion
 from dlion.channel import Channel
 from dlion.errors import ExchangeError
+from dlion.roll_call import Inquiry, StoreSilent
 from dlion.train.config import Settled
 from dlion.train.workers import OneOfMany, choices
+
+T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEAT_SECONDS = 1.0  # after a first signal, in which a second one means the same: some tools send one Ctrl-C twice
 BLAME_SECONDS = 1.0  # that a rank which only lost contact waits, so that the one that failed is seen first
+
+STORE_SECONDS = 300.0  # for an answer of the store: torch's own limit, which it keeps only while the store lives
 
 
 class StopSign:
@@ -33,7 +38,7 @@ class StopSign:
     """
 
     def __init__(self, store: Store, received: Callable[[], int]) -> None:
-        self._store = store
+        self._inquiry = Inquiry(lambda: store)
         self._received = received
         self._last: int | None = None
         self.signal = 0
@@ -44,13 +49,30 @@ class StopSign:
         A rank that was signalled announces, after its step s, that s + 1 is the last. No other rank can
         finish step s + 1 before this one has taken part in it, which is after the announcement, so each one
         finds the announcement when it asks after s + 1, and none has gone further.
+
+        Raises:
+            ExchangeError: the store does not answer.
         """
-        if self._last is None and self._store.check(["dlion/stop"]):
-            self._last, self.signal = map(int, self._store.get("dlion/stop").decode().split())
+        if self._last is None and (found := self._ask(_announced)):
+            self._last, self.signal = map(int, found.split())
         if self._last is None and self._received():
             self._last, self.signal = step + 1, self._received()
-            self._store.set("dlion/stop", f"{self._last} {self.signal}")
+            announcement = f"{self._last} {self.signal}"
+            self._ask(lambda store: store.set("dlion/stop", announcement))
         return self._last is not None and step >= self._last
+
+    def _ask(self, question: Callable[[Store], T]) -> T:
+        try:
+            return self._inquiry.ask(question, STORE_SECONDS)
+        except StoreSilent:
+            raise ExchangeError(
+                f"the process group's store has not answered for {STORE_SECONDS:g} s, and a stop would be announced "
+                "there: look for an error on the worker that keeps it, most often rank 0"
+            ) from None
+
+
+def _announced(store: Store) -> str:
+    return store.get("dlion/stop").decode() if store.check(["dlion/stop"]) else ""
 
 
 @dataclass(frozen=True)
@@ -84,7 +106,7 @@ def join(device: Literal["cpu", "cuda"], received: Callable[[], int]) -> Ranks:
         world_size=size,
         device_id=None if device == "cpu" else place,
     )
-    return Ranks(Channel(), place, threads_for(local_workers), StopSign(store, received))
+    return Ranks(Channel(phase="the training loop"), place, threads_for(local_workers), StopSign(store, received))
 
 
 def threads_for(local_workers: int) -> int:

@@ -4,7 +4,7 @@ The loop knows no more of it than `Workers` says, so simulated workers train by 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -61,6 +61,9 @@ class Workers(Protocol):
     def barrier(self) -> None:
         """Wait for the workers of other processes."""
 
+    def during(self, phase: str) -> AbstractContextManager[None]:
+        """Inside, what workers wait for is this phase: an error names it when one does not come."""
+
     def synchronize_buffers(self) -> None:
         """Give all workers the same buffers."""
 
@@ -100,6 +103,9 @@ class OneOfMany:
 
     def barrier(self) -> None:
         self.channel.barrier()
+
+    def during(self, phase: str) -> AbstractContextManager[None]:
+        return self.channel.during(phase)
 
     def synchronize_buffers(self) -> None:
         dlion.synchronize_buffers(self.model)
@@ -146,6 +152,9 @@ class AllInOne:
 
     def barrier(self) -> None:
         pass
+
+    def during(self, phase: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def synchronize_buffers(self) -> None:
         self.optimizer.synchronize_buffers()

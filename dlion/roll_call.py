@@ -1,0 +1,212 @@
+"""Who is missing? The network library says that a call failed, and not because of whom: workers ask in the store.
+
+A worker whose call fails posts where it stands in the process group's store and gives the others a short time to do the
+same. Who waits for long looks there now and then, so all learn of it, whatever call they are in.
+"""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from dlion.errors import DlionError, ExchangeError, ranks_text
+
+GRACE = 2.5  # seconds that the others have to answer a roll call
+ATTENTION = 0.5  # seconds of waiting between two looks whether somebody called one
+POLL = 0.05  # seconds between two looks for answers
+
+KEY = "dlion/roll"
+
+T = TypeVar("T")
+
+
+class StoreSilent(Exception):
+    """The store does not answer."""
+
+
+class Inquiry:
+    """Questions to a store, asked by threads: one whose keeper is stopped never answers, whatever its timeouts say."""
+
+    def __init__(self, find: Callable[[], Store]) -> None:
+        self._find = find
+        self._store: Store | None = None
+        self._asking: threading.Thread | None = None
+
+    def ask(self, question: Callable[[Store], T], seconds: float) -> T:
+        """What `question` finds in the store.
+
+        Raises:
+            StoreSilent: nothing within `seconds`.
+            RuntimeError: the store's own errors.
+        """
+        ends = time.monotonic() + seconds
+        if self._asking is not None:  # the same connection answers one question after another
+            self._asking.join(seconds)
+            if self._asking.is_alive():
+                raise StoreSilent
+        answers: list[T] = []
+        errors: list[Exception] = []
+
+        def run() -> None:
+            try:
+                self._store = self._store or _own(self._find())
+                answers.append(question(self._store))
+            except Exception as error:
+                errors.append(error)
+
+        self._asking = threading.Thread(target=run, daemon=True, name="dlion store")
+        self._asking.start()
+        self._asking.join(max(ends - time.monotonic(), 0.0))
+        if errors:
+            raise errors[0]
+        if not answers:
+            raise StoreSilent
+        return answers[0]
+
+
+def _own(store: Store) -> Store:
+    """A connection of its own, where this torch has such: where it hangs, those of others go on."""
+    clone: Callable[[], Store] | None = getattr(store, "clone", None)
+    return clone() if clone is not None else store
+
+
+@dataclass(frozen=True)
+class Roll:
+    """Who answered a roll call and where it stands, by rank; and who did not."""
+
+    present: dict[int, str]
+    absent: list[int]
+
+
+class RollCall:
+    """The roll calls among the workers of one process group, and where this worker stands.
+
+    Attributes:
+        t: verdicts applied before the step at hand; None before the first.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = weakref.ref(group)
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+        self.t: int | None = None
+        self._phase: str | None = None
+        self._taken = 0
+        self._inquiry = Inquiry(self._store)
+
+    def _store(self) -> Store:
+        group = self._group()
+        store = group.get_group_store() if group is not None else None
+        if store is None:
+            raise RuntimeError("the process group has no store")
+        return store
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Inside, every call belongs to `phase`, whatever channel it goes through."""
+        before, self._phase = self._phase, phase
+        try:
+            yield
+        finally:
+            self._phase = before
+
+    def place(self, phase: str) -> str:
+        """Where this worker stands: the phase at hand, else that of the channel it uses, and t."""
+        return (self._phase or phase) + (f" at t={self.t}" if self.t is not None else "")
+
+    def called(self) -> bool:
+        """Whether another worker calls the roll: its own call failed, and it will not take part in this one."""
+        try:
+            return bool(self._inquiry.ask(lambda store: store.check([f"{KEY}/{self._taken}"]), ATTENTION))
+        except (StoreSilent, RuntimeError):
+            return False
+
+    def announce(self, key: str, timeout: float) -> list[int]:
+        """Say that this worker is here, and wait for the others; the ranks that did not come within `timeout` seconds.
+
+        Raises:
+            StoreSilent: the store does not answer.
+            RuntimeError: the store's own errors.
+        """
+        everyone = [f"{key}/{rank}" for rank in range(self.size)]
+
+        def meet(store: Store) -> list[int]:
+            store.set(everyone[self.rank], "here")
+            try:
+                store.wait(everyone, timedelta(seconds=timeout))
+            except RuntimeError:
+                return [rank for rank, name in enumerate(everyone) if not store.check([name])]
+            return []
+
+        return self._inquiry.ask(meet, timeout + GRACE)
+
+    def take(self, place: str) -> Roll | None:
+        """Say where this worker stands, and hear where the others do, within `GRACE`; None: the store is silent."""
+        call, ends = f"{KEY}/{self._taken}", time.monotonic() + GRACE
+        everyone = [f"{call}/{rank}" for rank in range(self.size)]
+        self._taken += 1
+
+        def post(store: Store) -> None:
+            store.set(everyone[self.rank], place)
+            store.set(call, place)
+
+        def answers(store: Store) -> dict[int, str]:
+            return {rank: store.get(key).decode() for rank, key in enumerate(everyone) if store.check([key])}
+
+        try:
+            self._inquiry.ask(post, GRACE)
+            while time.monotonic() < ends and not self._inquiry.ask(lambda store: store.check(everyone), GRACE):
+                time.sleep(POLL)
+            present = self._inquiry.ask(answers, GRACE)
+        except (StoreSilent, RuntimeError):
+            return None
+        return Roll(present, [rank for rank in range(self.size) if rank not in present])
+
+    @contextmanager
+    def naming_loss(self, place: str, began: float) -> Iterator[None]:
+        """Turn the network library's errors into one that names the ranks that did not arrive.
+
+        Args:
+            place: as `place()` said when the call began, at `began` of the monotonic clock.
+        """
+        try:
+            yield
+        except DlionError:
+            raise
+        except RuntimeError as error:
+            waited = time.monotonic() - began
+            roll = self.take(place)
+            raise ExchangeError(self._text(place, waited, roll, str(error).splitlines()[0])) from error
+
+    def _text(self, place: str, waited: float, roll: Roll | None, reason: str) -> str:
+        who = f"rank {self.rank} of {self.size}"
+        advice = f"start again from the last checkpoint (network: {reason})"
+        if roll is None:
+            return (
+                f"{who} lost another worker after {waited:.1f} s in {place}, and the process group's store, which "
+                f"could say whom, does not answer: look for an error on the worker that keeps it, most often rank 0, "
+                f"and {advice}"
+            )
+        others = {rank: where for rank, where in roll.present.items() if where != place}
+        elsewhere = "".join(f"; rank {rank} stands in {where}" for rank, where in sorted(others.items()))
+        if not roll.absent:
+            return f"{who} lost contact after {waited:.1f} s in {place}, though all workers answer{elsewhere}: {advice}"
+        return (
+            f"{who} lost another worker: {ranks_text(roll.absent)} did not arrive within {waited:.1f} s in "
+            f"{place}{elsewhere}: look for the first error there and {advice}"
+        )
+
+
+_roll_calls: "weakref.WeakKeyDictionary[dist.ProcessGroup, RollCall]" = weakref.WeakKeyDictionary()
+
+
+def roll_call_of(group: dist.ProcessGroup) -> RollCall:
+    """The one of this process group; dlion's own groups use that of the group they were made for."""
+    return _roll_calls.setdefault(group, RollCall(group))
