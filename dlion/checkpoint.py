@@ -50,7 +50,7 @@ def save(
     notes: Mapping[str, Any] | None = None,
     files: Mapping[str, Folder] | None = None,
     asynchronous: bool = False,
-    process_group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | Crew | None = None,
     timeout: float | timedelta | None = None,
 ) -> Saving:
     """Write a checkpoint together with all other workers, to a folder that all of them see.
@@ -101,7 +101,7 @@ def load(
     model: nn.Module,
     optimizer: Distributed,
     *,
-    process_group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | Crew | None = None,
     timeout: float | timedelta | None = None,
 ) -> Any:
     """Put model and optimizer of all workers back where they were when the checkpoint was written.

@@ -21,6 +21,7 @@ from dlion.train.bench.settings import BenchConfig  # noqa: E402
 from dlion.train.compare.settings import CompareConfig, study_of  # noqa: E402
 from dlion.train.config import TrainConfig, given_in  # noqa: E402 (it needs cyclopts)
 from dlion.train.config_files import from_files, study_named  # noqa: E402
+from dlion.train.elastic_flags import ElasticFlags  # noqa: E402
 from dlion.train.few_shot.settings import FewShotConfig  # noqa: E402
 from dlion.train.plan.settings import PlanConfig  # noqa: E402
 from dlion.train.recipes import built_in, locate, read_recipe  # noqa: E402
@@ -47,6 +48,7 @@ app = App(
 def train(
     settings: Annotated[TrainConfig, Parameter(name="*")] = TrainConfig(),  # noqa: B008 (frozen)
     *,
+    elastic: Annotated[ElasticFlags, Parameter(name="*")] = ElasticFlags(),  # noqa: B008 (frozen)
     name: str | None = None,
     out: Path = Path("runs"),
     config: Path | None = None,
@@ -78,6 +80,10 @@ def train(
 
     if resume is not None and name is not None:
         raise ValueError("--resume and --name contradict each other: a resumed run keeps its folder.")
+    if elastic.elastic:
+        from dlion.train import elastic_launch
+
+        return elastic_launch.run(settings, Place(out, name, resume), elastic)
     return run(settings, Place(out, name, resume))
 
 

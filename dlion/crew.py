@@ -51,16 +51,18 @@ class Crew:
         return [said["value"] for said in answers]
 
 
-def crew_of(optimizer: Distributed, group: dist.ProcessGroup | None, timeout: timedelta | None) -> Crew:
+def crew_of(optimizer: Distributed, group: dist.ProcessGroup | Crew | None, timeout: timedelta | None) -> Crew:
     """The workers of an optimizer; where they are several processes, all must call it.
 
     Args:
-        group: instead of the optimizer's own.
+        group: instead of the optimizer's own; or who is here and how many there are, without asking others.
         timeout: of waiting for the others; None: the optimizer's own.
 
     Raises:
         ExchangeError: a worker did not come. GroupNotReadyError: WORLD_SIZE is above 1 and there is no group.
     """
+    if isinstance(group, Crew):
+        return group
     if isinstance(optimizer, Simulation):
         return Crew(optimizer.workers, range(optimizer.workers), None)
     group = group or optimizer.membership.group("dlion.checkpoint", 1)

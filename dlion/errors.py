@@ -25,6 +25,10 @@ class OverlapError(DlionError):
     """A gradient changed after this worker had voted with it, which overlap=True does during backward."""
 
 
+class QuorumError(DlionError):
+    """Too few workers are there to train on, or the lighthouse that counts them does not answer."""
+
+
 class CheckpointError(DlionError, ValueError):
     """A checkpoint is not there, not complete, damaged or of something else; or it could not be written."""
 

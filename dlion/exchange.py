@@ -26,6 +26,7 @@ from dlion.replica import Replica
 from dlion.stats import Stats
 from dlion.survey import Survey
 from dlion.tallies import Tally
+from dlion.topology import Tally as Counting
 from dlion.topology import choose_topology
 from dlion.voting import Voting, voting_groups, wait_for_all
 
@@ -235,10 +236,14 @@ class Exchange:
         own = BallotHeader(status, bucket.number & 0xFFFF, self.t & NOBODY, self.fingerprint & NOBODY, self._hyper)
         device = self.voting.ballots.device if self.voting else planes.device
         shard_words = -(-planes.shape[1] // self.topology.shards)
-        tally = Tally(self.wire.count, own, bucket.first_word, shard_words)
+        tally = self.tally(own, bucket, shard_words)
         consultation = self.topology.consult(own.encode().to(device), planes.to(device), tally)
         self.flight.send(bucket, status, consultation)
         self._sent += 1
+
+    def tally(self, own: BallotHeader, bucket: Bucket, shard_words: int) -> Counting:
+        """The counting of one bucket's ballots, of which this worker's has the header `own`."""
+        return Tally(self.wire.count, own, bucket.first_word, shard_words)
 
     def _agree(self, voting: Voting, shared: list[Tensor]) -> None:
         """Compare fingerprints, parameters and shared state with the other workers', once for each layout."""

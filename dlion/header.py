@@ -91,6 +91,32 @@ def judge(headers: Sequence[BallotHeader], own: BallotHeader) -> tuple[VerdictHe
     return verdict, voters
 
 
+def judge_tolerantly(
+    headers: Sequence[BallotHeader], own: BallotHeader
+) -> tuple[VerdictHeader, list[int], BallotHeader]:
+    """As `judge`, for workers that come and go: a row that is not like the majority's counts as abstaining.
+
+    Returns:
+        The verdict header, whose `offender` is the lowest rank with such a row; the ranks whose ballots count; and a
+        header with the fields that the majority shares.
+    """
+    shared = [(header.layout, header.hyper, header.t, header.version, header.bucket) for header in headers]
+    common = majority_value(shared)
+    usual = headers[shared.index(common)]
+    strange = [
+        fields != common or header.status >= Status.HYPERPARAMETERS_DIFFER
+        for fields, header in zip(shared, headers, strict=True)
+    ]
+    fine = [rank for rank, odd in enumerate(strange) if not odd]
+    skipped = any(headers[rank].status in (Status.SKIP, Status.RAISE) for rank in fine)
+    voters = [] if skipped else [rank for rank in fine if headers[rank].status == Status.OK]
+    abstentions = sum(odd or header.status != Status.OK for odd, header in zip(strange, headers, strict=True))
+    offender = strange.index(True) if any(strange) else NOBODY
+    status = Status.SKIP if skipped else Status.OK
+    verdict = VerdictHeader(status, usual.bucket, usual.t, len(voters), abstentions, offender)
+    return verdict, voters, usual
+
+
 def worst(headers: Sequence[VerdictHeader]) -> VerdictHeader:
     """The verdict header that decides for the bucket: every shard's owner wrote one."""
     first = max(headers, key=lambda header: header.status)

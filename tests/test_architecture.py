@@ -39,6 +39,8 @@ LONG_FILES: dict[str, str] = {}
 
 # file -> the extra that it needs beside `train`; only commands that need it import the file.
 OPTIONAL: dict[str, str] = {"dlion/train/few_shot/answering.py": "few-shot"}
+# Core files that import, inside a function, what an extra brings.
+LAZY: dict[str, str] = {"dlion/quorum.py": "torchft"}
 
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50  # without the docstring
@@ -107,6 +109,7 @@ def the_core_needs_torch_alone(source: Source) -> Iterator[str]:
     if not source.path.startswith("dlion/") or within(source.path, APPLICATION):
         return
     allowed = sys.stdlib_module_names | {"torch", "dlion"} | ({"triton"} if "/ops/" in source.path else set())
+    allowed |= {LAZY[source.path]} if source.path in LAZY else set()
     for node, _, dotted in source.imports:
         if dotted.partition(".")[0] not in allowed:
             yield source.at(node, f"imports {dotted}, which is not torch or the standard library")

@@ -67,7 +67,12 @@ UNPICKLING = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "clou
 OBJECTS = ("_object", "_object_list", "_objects")
 # What reads files, and not what another worker says: torch.load(weights_only=True) of a checkpoint that was verified,
 # and a CIFAR batch without running anything that is in it.
-FILES = {"dlion/train/checkpoints.py", "dlion/train/data/inert_pickle.py"}
+FILES = {
+    "dlion/holdings.py",
+    "dlion/stacked.py",
+    "dlion/train/checkpoints.py",
+    "dlion/train/data/inert_pickle.py",
+}
 
 
 def unpickles(source: Source) -> list[str]:

@@ -53,6 +53,18 @@ class Checkpoint:
     progress: Progress
 
 
+def is_best(progress: Progress, step: int, record: Record) -> bool:
+    """Whether the model of `step` has the best accuracy (without one: loss) so far, which `progress` then remembers."""
+    loss, accuracy = record["val_loss"], record.get("val_accuracy")
+    if accuracy is not None:
+        better = progress.best_accuracy is None or accuracy > progress.best_accuracy
+    else:
+        better = progress.best_loss is None or loss < progress.best_loss
+    if better:
+        progress.best_step, progress.best_loss, progress.best_accuracy = step, loss, accuracy
+    return bool(better)
+
+
 def save_weights(model: nn.Module, path: Path) -> None:
     """Write a model as safetensors, whole or not at all; tensors that share memory are stored once."""
     with draft_of(path) as temporary:

@@ -8,6 +8,7 @@ from cyclopts.config import Dict
 
 from dlion.train.compare.study import Study, read_study, study_from
 from dlion.train.config import INSTEAD, read_toml, unknown_name
+from dlion.train.elastic_flags import ELASTIC
 from dlion.train.recipes import locate, read_recipe
 
 
@@ -28,7 +29,13 @@ def from_files(app: App, commands: tuple[str, ...], arguments: Any) -> None:
         values = read_toml(path)
     else:
         return
-    flags = {argument.name.removeprefix("--") for argument in arguments} - {"*", "config", "resume", "dry-run"}
+    flags = {argument.name.removeprefix("--") for argument in arguments} - {
+        "*",
+        "config",
+        "resume",
+        "dry-run",
+        *ELASTIC,
+    }
     for key in values:
         if key.replace("_", "-") not in flags:
             raise unknown_name("configuration key", key, sorted(flags))

@@ -20,7 +20,7 @@ from dlion.train.progress import Display, display, results
 from dlion.train.report import write_report
 from dlion.train.runs import Record
 from dlion.train.tasks import Task
-from dlion.train.workers import Place, Workers
+from dlion.train.workers import Place, Trainees, Workers
 
 
 def train(job: Job, place: Place) -> None:
@@ -47,19 +47,19 @@ def train(job: Job, place: Place) -> None:
     screen.say(*_opening(job, workers, task))
 
     while progress.step < config.steps:
-        if _due(progress.step, config.log_every) or _due(progress.step, config.eval_every):
+        if due(progress.step, config.log_every) or due(progress.step, config.eval_every):
             _record(job, workers, task, progress, screen)
         started = time.perf_counter()
         progress.step += 1
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, progress.step)
-        losses = [_gradients(config, workers, task, rank, progress.step) for rank in workers.here]
+        losses = [gradients_of(config, workers, task, rank, progress.step) for rank in workers.here]
         optimizer.step()
-        if _due(progress.step, config.log_every) or progress.step == config.steps:
+        if due(progress.step, config.log_every) or progress.step == config.steps:
             progress.loss = math.fsum(workers.gathered([float(loss) for loss in losses])) / workers.size
         progress.seconds += time.perf_counter() - started
         stopped = progress.step < config.steps and workers.stop.reached(progress.step)
-        if stopped or _due(progress.step, config.save_every) or progress.step == config.steps:
+        if stopped or due(progress.step, config.save_every) or progress.step == config.steps:
             progress.seconds_total = spent_before + time.time() - job.started
             with workers.during("checkpoint"):
                 checkpoints.save(job.folder, workers, progress)
@@ -72,7 +72,7 @@ def train(job: Job, place: Place) -> None:
     if leads:
         checkpoints.save_weights(model, job.folder.last_model)
         progress.seconds_total = spent_before + time.time() - job.started
-        summary = _summary(config, workers, task, progress, last)
+        summary = summary_of(config, workers, task, progress, last)
         job.folder.write_summary(summary)
         write_report(job.folder, config, summary)
         screen.close()
@@ -102,7 +102,7 @@ def _opening(job: Job, workers: Workers, task: Task) -> list[str]:
     return [f"{config.task} with {config.model}, {setting}: {job.folder.path}", task.info.note, *resumed]
 
 
-def _gradients(config: Settled, workers: Workers, task: Task, rank: int, step: int) -> Tensor:
+def gradients_of(config: Settled, workers: Trainees, task: Task, rank: int, step: int) -> Tensor:
     """Make one worker's gradients of a step: the mean over its micro-batches. Returns the mean loss.
 
     Everything random about a step (batch, augmentation, dropout) is a function of (seed, rank, step).
@@ -137,7 +137,7 @@ def _record(job: Job, workers: Workers, task: Task, progress: Progress, screen: 
     record: Record = {"step": progress.step}
     if progress.step:
         record |= {"loss": progress.loss, "lr": learning_rate(config, progress.step)}
-    if final or _due(progress.step, config.eval_every):
+    if final or due(progress.step, config.eval_every):
         record |= evaluate(workers, task)
         _keep_best(job, workers, progress, record)
     record |= {
@@ -176,18 +176,11 @@ def validation(task: Task, shares: list[list[float]]) -> Record:
 
 def _keep_best(job: Job, workers: Workers, progress: Progress, record: Record) -> None:
     """Keep the model as the run's best when its accuracy (without one: its loss) is the best so far."""
-    loss, accuracy = record["val_loss"], record.get("val_accuracy")
-    if accuracy is not None:
-        better = progress.best_accuracy is None or accuracy > progress.best_accuracy
-    else:
-        better = progress.best_loss is None or loss < progress.best_loss
-    if better:
-        progress.best_step, progress.best_loss, progress.best_accuracy = progress.step, loss, accuracy
-        if 0 in workers.here:
-            checkpoints.save_weights(workers.model, job.folder.best_model)
+    if checkpoints.is_best(progress, progress.step, record) and 0 in workers.here:
+        checkpoints.save_weights(workers.model, job.folder.best_model)
 
 
-def _summary(config: Settled, workers: Workers, task: Task, progress: Progress, last: Record) -> Record:
+def summary_of(config: Settled, workers: Trainees, task: Task, progress: Progress, last: Record) -> Record:
     """The results: val_loss and val_accuracy are those of the last step, best_* those of the best evaluation."""
     stats = workers.optimizer.stats
     best = {"best_step": progress.best_step, "best_val_loss": progress.best_loss}
@@ -226,7 +219,8 @@ def _summary(config: Settled, workers: Workers, task: Task, progress: Progress, 
     }
 
 
-def _due(step: int, every: int) -> bool:
+def due(step: int, every: int) -> bool:
+    """Whether something that is done every so many steps is done after `step`."""
     return step % every == 0
 
 

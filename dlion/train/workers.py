@@ -26,13 +26,12 @@ class Stop(Protocol):
         """Whether to stop now, after `step`; asked after every step."""
 
 
-class Workers(Protocol):
-    """All workers of a run, as this process sees them.
+class Trainees(Protocol):
+    """What gradients and results are made of.
 
     Attributes:
-        size: how many there are. here: the ranks that compute in this process.
+        size: how many workers there are, all told.
         device, threads: of each worker.
-        stop: whether a signal ends the run.
         model: what they train, with the values of this process.
         optimizer: whose step ends everybody's.
     """
@@ -40,13 +39,9 @@ class Workers(Protocol):
     @property
     def size(self) -> int: ...
     @property
-    def here(self) -> Sequence[int]: ...
-    @property
     def device(self) -> torch.device: ...
     @property
     def threads(self) -> int: ...
-    @property
-    def stop(self) -> Stop: ...
     @property
     def model(self) -> nn.Module: ...
     @property
@@ -54,6 +49,20 @@ class Workers(Protocol):
 
     def turn(self, rank: int) -> AbstractContextManager[None]:
         """Inside, the model is that worker's, and its gradients start at None."""
+
+
+class Workers(Trainees, Protocol):
+    """All workers of a run, as this process sees them.
+
+    Attributes:
+        here: the ranks that compute in this process.
+        stop: whether a signal ends the run.
+    """
+
+    @property
+    def here(self) -> Sequence[int]: ...
+    @property
+    def stop(self) -> Stop: ...
 
     def gathered(self, mine: list[Any]) -> list[Any]:
         """One JSON value for each worker here -> one for each worker, in rank order."""

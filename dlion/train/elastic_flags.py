@@ -1,0 +1,46 @@
+"""The flags of `dlion train` about workers that come and go. Nothing here imports torch."""
+
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from dlion.train.legal import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticFlags:
+    """How elastic workers find each other; no part of what a run is.
+
+    Raises:
+        ValueError: a value is out of range, or has no meaning without --elastic.
+    """
+
+    elastic: Annotated[bool, Parameter(negative="")] = False
+    """Go on when workers die, and start them again. Needs torchft: pip install "dlion[elastic]"."""
+    lighthouse: str | None = None
+    """HOST:PORT of a lighthouse that runs elsewhere; this command is then one worker, whose --worker is needed, and
+    whose --name all commands share. Otherwise --elastic starts a lighthouse and all workers on this machine."""
+    worker: int | None = None
+    """Number of this worker, from 0; only with --lighthouse."""
+    min_workers: int | None = None
+    """Train on while so many are there: more than half of --workers unless given."""
+    patience: float = 60.0
+    """Seconds to wait for a worker that lives and does not answer; one that died is noticed at once."""
+    restarts: int = 10
+    """How often each worker is started again."""
+
+    def __post_init__(self) -> None:
+        if not self.elastic:
+            given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+            if given:
+                raise ValueError(f"--{given[0].replace('_', '-')} means nothing without --elastic: give both.")
+        if (self.lighthouse is None) != (self.worker is None):
+            raise ValueError("--lighthouse and --worker belong together: give both, or neither to start workers here.")
+        require(self.worker is None or self.worker >= 0, "worker", self.worker, "0 or more")
+        require(self.min_workers is None or self.min_workers >= 1, "min_workers", self.min_workers, "1 or more")
+        require(0 < self.patience < 1e6, "patience", self.patience, "a number of seconds above 0")
+        require(self.restarts >= 0, "restarts", self.restarts, "0 or more")
+
+
+ELASTIC = tuple(field.name.replace("_", "-") for field in fields(ElasticFlags))

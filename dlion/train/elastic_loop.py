@@ -1,0 +1,229 @@
+"""The training loop of one elastic worker: as `loop.train`, but nothing here waits for all others except `step()`.
+
+What workers tell each other travels with the commit of a step, so a worker that is lost never leaves others waiting
+at different places. Who lives with the lowest number leads: it writes the run folder and speaks on the terminal. When
+it dies, the next one goes on from what it was told like everybody.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dlion.elastic import Elastic
+from dlion.train import checkpoints, elastic_checkpoints
+from dlion.train.checkpoints import Progress
+from dlion.train.config import Settled, learning_rate
+from dlion.train.jobs import task_of
+from dlion.train.loop import due, gradients_of, summary_of, validation
+from dlion.train.progress import Display, display, results
+from dlion.train.report import write_report
+from dlion.train.runs import Record, RunFolder
+from dlion.train.tasks import Task
+
+
+@dataclass
+class Trainee:
+    """One worker among `size`."""
+
+    size: int
+    device: torch.device
+    threads: int
+    model: nn.Module
+    optimizer: Elastic
+
+    @contextmanager
+    def turn(self, rank: int) -> Iterator[None]:
+        self.model.zero_grad(set_to_none=True)
+        yield
+
+
+@dataclass
+class ElasticRun:
+    """One worker's part in a run.
+
+    Attributes:
+        number: of the worker. received: number of the signal that this process was sent, 0 if none.
+        started: when this process began to train.
+    """
+
+    config: Settled
+    folder: RunFolder
+    trainee: Trainee
+    number: int
+    received: Callable[[], int]
+    progress: Progress = field(default_factory=Progress)
+    started: float = field(default_factory=time.time)
+    _screen: Display | None = None
+    _share: list[float] = field(default_factory=list)
+    _last: int | None = None
+    _leading: bool = False
+    signal: int = 0
+
+    def train(self) -> int:
+        """Train to the last step or to the one at which a signal stops all; the number of that signal, or 0."""
+        config, optimizer, task = self.config, self.trainee.optimizer, task_of(self.config)
+        spent = self._resume()
+        while self.progress.step < config.steps:
+            done = self.progress.step
+            record = self._begun_record(task) if due(done, config.log_every) or due(done, config.eval_every) else None
+            began = time.perf_counter()
+            self.progress.step += 1
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(config, self.progress.step)
+            loss = float(gradients_of(config, self.trainee, task, self.number, self.progress.step))
+            optimizer.note = self._note(loss)
+            optimizer.luggage = {"progress": asdict(self.progress), "stats": optimizer.stats.state_dict()}
+            optimizer.step()
+            if optimizer.position != done + 1:
+                self._take_over()
+                record = None
+            self._hear(loss, record)
+            self.progress.seconds += time.perf_counter() - began
+            self.progress.seconds_total = spent + time.time() - self.started
+            stopped = self._last is not None and done + 1 >= self._last
+            if stopped or due(self.progress.step, config.save_every) or self.progress.step == config.steps:
+                elastic_checkpoints.save(self)
+            if stopped and self.progress.step < config.steps:
+                self.say(f"stopped after step {self.progress.step}; go on with --elastic --resume {self.folder.path}")
+                return self.signal
+        if self.leads:
+            self._finish(task)
+        return 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker is the lowest of those that live; before the first step, whether it is worker 0."""
+        return self.number == min(self.trainee.optimizer.workers_here, default=0)
+
+    def say(self, *lines: str) -> None:
+        """Tell the user, if this worker leads."""
+        if self.leads:
+            self.screen.say(*lines)
+
+    @property
+    def screen(self) -> Display:
+        """What the terminal shows of the run; made when this worker begins to lead."""
+        if self._screen is None:
+            self._screen = display(self.config.steps, 0)
+        return self._screen
+
+    def _resume(self) -> float:
+        """Go on from the run's last checkpoint, where there is one; the seconds spent before."""
+        elastic_checkpoints.restore(self)
+        self.trainee.optimizer.luggage = None
+        if self.leads:
+            config, optimizer, threads = self.config, self.trainee.optimizer, self.trainee.threads
+            who = f"{self.trainee.size} elastic workers on {self.trainee.device.type}, {threads} thread(s) each"
+            setting = f"{config.method} ({optimizer.kernels} kernels), {who}"
+            resumed = [f"resumed after step {self.progress.step}"] if self.progress.step else []
+            self.say(f"{config.task} with {config.model}, {setting}: {self.folder.path}", *resumed)
+        return self.progress.seconds_total
+
+    def _take_over(self) -> None:
+        """Be where the others are, who have sent their state."""
+        optimizer = self.trainee.optimizer
+        self.progress = Progress(**optimizer.luggage["progress"])
+        self.progress.step = optimizer.position
+        optimizer.stats.load_state_dict(optimizer.luggage["stats"])
+
+    def _begun_record(self, task: Task) -> Record:
+        """The record of the steps done so far; and this worker's share of an evaluation where one is due."""
+        done = self.progress.step
+        if due(done, self.config.eval_every):
+            here = self.trainee.optimizer.workers_here or list(range(self.trainee.size))
+            place = here.index(self.number) if self.number in here else 0
+            share = task.evaluate(
+                self.trainee.model, rank=place, workers=len(here), device=self.trainee.device
+            ).tolist()
+            self._share = [done, place, len(here), *share]
+            if self.leads:
+                checkpoints.save_weights(self.trainee.model, self._candidate)
+        return self._record()
+
+    def _record(self) -> Record:
+        config, stats, done = self.config, self.trainee.optimizer.stats, self.progress.step
+        record: Record = {"step": done}
+        if done:
+            record |= {"loss": self.progress.loss, "lr": learning_rate(config, done)}
+        samples = done * config.samples_per_step
+        return record | {
+            "bytes_sent": stats.bytes_sent,
+            "bytes_received": stats.bytes_received,
+            "bits_per_param_sent": stats.bits_per_param_sent,
+            "ratio": stats.ratio,
+            "seconds": self.progress.seconds,
+            "samples_per_s": samples / self.progress.seconds if self.progress.seconds else 0.0,
+        }
+
+    def _note(self, loss: float) -> dict[str, Any]:
+        """What goes with the commit of the step that begins."""
+        note: dict[str, Any] = {"loss": loss, "share": self._share}
+        self._share = []
+        if self._last is None and self.received():
+            # those who miss this commit hear of it with the next one, and no one has gone further by then
+            self._last, self.signal = self.progress.step + 1, self.received()
+        return note | {"stop": [self._last, self.signal] if self._last is not None else None}
+
+    def _hear(self, loss: float, record: Record | None) -> None:
+        """What the others said with the commit; nothing, if this worker had to learn of it later."""
+        notes = list(self.trainee.optimizer.notes.values())
+        losses = [note["loss"] for note in notes] or [loss]
+        self.progress.loss = math.fsum(losses) / len(losses)
+        for note in notes:
+            if note["stop"] is not None and self._last is None:
+                self._last, self.signal = note["stop"]
+        if record is not None:
+            self._end_record(record, [note["share"] for note in notes if note["share"]])
+        self.say(*self.trainee.optimizer.news)
+        self.trainee.optimizer.news.clear()
+
+    def _end_record(self, record: Record, shares: list[list[float]]) -> None:
+        done, config = record["step"], self.config
+        if due(done, config.eval_every):
+            whole = [share for share in shares if share[0] == done]
+            if whole and len({share[1] for share in whole}) == whole[0][2] == len(whole):
+                metrics = validation(task_of(config), [share[3:] for share in sorted(whole)])
+                record |= metrics
+                if checkpoints.is_best(self.progress, done, metrics) and self.leads:
+                    os.replace(self._candidate, self.folder.best_model)
+            else:
+                self.say(f"the evaluation after step {done} is left out: a worker was lost in it")
+        if self.leads:
+            if not self._leading:
+                self.folder.forget_from(done)  # what another leader may have written of it
+                self._leading = True
+            self.folder.append(record)
+            self.screen.show(record)
+
+    @property
+    def _candidate(self) -> Path:
+        """The model that is being evaluated: it is the best one, or not."""
+        return self.folder.path / ".evaluated.safetensors"
+
+    def _finish(self, task: Task) -> None:
+        """Evaluate the last model and write the results: one worker does it alone, as nobody need wait for it."""
+        config, done = self.config, self.progress.step
+        record = self._record()
+        whole = task.evaluate(self.trainee.model, rank=0, workers=1, device=self.trainee.device).tolist()
+        metrics = validation(task, [whole])
+        record |= metrics
+        if checkpoints.is_best(self.progress, done, metrics):
+            checkpoints.save_weights(self.trainee.model, self.folder.best_model)
+        self.folder.forget_from(done)
+        self.folder.append(record)
+        self.screen.show(record)
+        checkpoints.save_weights(self.trainee.model, self.folder.last_model)
+        summary = summary_of(config, self.trainee, task, self.progress, record)
+        self.folder.write_summary(summary | {"elastic": True})
+        write_report(self.folder, config, summary)
+        self._candidate.unlink(missing_ok=True)
+        self.screen.close()
+        self.screen.say(*results(self.folder, summary))
