@@ -28,6 +28,7 @@ from dlion.survey import Survey
 from dlion.tallies import Tally
 from dlion.topology import Tally as Counting
 from dlion.topology import choose_topology
+from dlion.verification import Verification
 from dlion.voting import Voting, voting_groups, wait_for_all
 
 APPLYING = ("lr", "weight_decay")  # the hyper-parameters that no ballot depends on
@@ -87,7 +88,9 @@ class Exchange:
         self.survey = Survey(self.voting.ballots if self.voting else None, stats, phases)
         self.flight = Flight(phases)
         self.begun = False
-        self._guard = Guard(self.voting.ballots if self.voting else None, stats)
+        channel = self.voting.ballots if self.voting else None
+        self._guard = Guard(channel, stats)
+        self.verification = Verification(channel, options, stats, shared_state)
 
     def bind(self, param_groups: list[dict[str, Any]], state: Any) -> None:
         """Take up these parameters and this state; the layout that others know stays as agreed."""

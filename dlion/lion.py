@@ -41,6 +41,8 @@ class DistributedLion(Distributed):
         bucket_bytes: int | None = None,
         overlap: bool = False,
         timeout: float | timedelta | None = None,
+        verify_every: int | None = 100,
+        on_mismatch: str = "raise",
     ) -> None:
         method = {"majority": "dlion-mavo", "average": "dlion-avg"}[one_of("vote", vote, ("majority", "average"))]
         super().__init__(
@@ -61,4 +63,6 @@ class DistributedLion(Distributed):
             bucket_bytes=bucket_bytes,
             overlap=overlap,
             timeout=timeout,
+            verify_every=verify_every,
+            on_mismatch=on_mismatch,
         )

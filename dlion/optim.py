@@ -63,6 +63,10 @@ class Distributed(torch.optim.Optimizer):
             Gradients must not change between backward and `step()` (no clipping, no gradient scaler), and all backward
             passes but the last of a step belong into `with optimizer.accumulate():`.
         timeout: seconds to wait for other workers; None takes the process group's.
+        verify_every: applied steps between two comparisons of all workers' parameters (and of state that a method keeps
+            equal) by checksums; 0 or None: never.
+        on_mismatch: "raise" an error that names ranks and parameters; or "repair": where a strict majority is equal,
+            the others take its values and keep their own momentum, with a warning.
         settings: hyper-parameters that only this method has (`keep=0.04` of "dgc"), its own defaults where left out.
             They live in `param_groups`, as lr does.
 
@@ -96,12 +100,13 @@ class Distributed(torch.optim.Optimizer):
         bucket_bytes: int | None = None,
         overlap: bool = False,
         timeout: float | timedelta | None = None,
+        verify_every: int | None = 100,
+        on_mismatch: str = "raise",
         **settings: Any,
     ) -> None:
         self.method = method
-        self.options = Options.checked(
-            method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, overlap, timeout
-        )
+        votes = (method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, overlap)
+        self.options = Options.checked(*votes, timeout, verify_every, on_mismatch)
         choose(kernels)  # a name that is missing here is an error now
         self.asked_kernels = kernels
         self.stats = Stats()
@@ -160,6 +165,8 @@ class Distributed(torch.optim.Optimizer):
             exchange.end()
         self._advance(exchange, moved)
         exchange.guard()
+        if moved and exchange.verification.is_due(exchange.t + moved):
+            exchange.verification.compare(exchange.replica, exchange.t + moved)
         return loss
 
     def _verdicts(self, exchange: Exchange, steps: Steps) -> Iterator[Reading]:
@@ -179,6 +186,19 @@ class Distributed(torch.optim.Optimizer):
         self.stats.skipped += not moved
         for group in self.param_groups:
             group["t"] = exchange.t + moved
+
+    @torch.no_grad()
+    def verify_replicas(self) -> list[int]:
+        """Compare all workers' parameters now, as `verify_every` does; all workers call it, between two steps.
+
+        Returns:
+            The ranks that were mended; with `on_mismatch="raise"`, and where all are equal, none.
+
+        Raises:
+            AgreementError: they differ. OverlapError: ballots of a step have left.
+        """
+        exchange = self._renewal.between_steps()
+        return exchange.verification.compare(exchange.replica, int(self.param_groups[0]["t"]))
 
     def accumulate(self) -> AbstractContextManager[None]:
         """For every backward pass but the last of a step, with `overlap=True`; without, nothing needs holding back."""

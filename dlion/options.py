@@ -18,6 +18,7 @@ from dlion.topology import TOPOLOGIES
 
 ZEROS = ("balanced", "exact")
 NONFINITE = ("abstain", "skip", "raise")
+ON_MISMATCH = ("raise", "repair")
 ROUNDINGS = ("stochastic", "nearest")
 BUCKET_BYTES = 2**20
 OVERLAP_BYTES = 2**17  # a million parameters; smaller ones begin earlier, but each call costs a few wake-ups (measured)
@@ -39,6 +40,8 @@ class Options:
     bucket_bytes: int
     overlap: bool
     timeout: timedelta | None
+    verify_every: int
+    on_mismatch: str
 
     @staticmethod
     def checked(
@@ -52,6 +55,8 @@ class Options:
         bucket_bytes: int | None,
         overlap: bool,
         timeout: float | timedelta | None,
+        verify_every: int | None,
+        on_mismatch: str,
     ) -> "Options":
         """The options, or a ValueError for the first that is out of range."""
         one_of("method", method, tuple(METHODS))
@@ -69,7 +74,10 @@ class Options:
         rounding = _checked_rounding(method, rounding)
         _check_momentum_dtype(method, momentum_dtype)
         waits = checked_timeout(timeout)
-        return Options(method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, overlap, waits)
+        every = _checked_verification(verify_every)
+        one_of("on_mismatch", on_mismatch, ON_MISMATCH)
+        votes = (method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, overlap)
+        return Options(*votes, waits, every, on_mismatch)
 
     def agreed(self, workers: int) -> dict[str, Any]:
         """The part that every worker must share.
@@ -77,7 +85,8 @@ class Options:
         The dtype of momenta is in it although votes need no equal momenta: g-lion does, and a worker whose memory or
         noise is not the others' is a mistake far more often than a plan.
         """
-        names = ("method", "topology", "ties", "zeros", "nonfinite", "rounding", "bucket_bytes", "overlap")
+        votes = ("method", "topology", "ties", "zeros", "nonfinite", "rounding", "bucket_bytes", "overlap")
+        names = (*votes, "verify_every", "on_mismatch")
         momentum = str(self.momentum_dtype).removeprefix("torch.")
         return {name: getattr(self, name) for name in names} | {"momentum_dtype": momentum, "workers": workers}
 
@@ -212,6 +221,14 @@ def checked_timeout(timeout: float | timedelta | None) -> timedelta | None:
             "or None"
         )
     return timedelta(seconds=float(seconds))
+
+
+def _checked_verification(every: Any) -> int:
+    if every is None:
+        return 0
+    if not isinstance(every, int) or isinstance(every, bool) or every < 0:
+        raise ValueError(f"verify_every={every!r} must be a number of steps, or 0 or None for never")
+    return every
 
 
 def _is_number(value: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from dlion.errors import OverlapError
 from dlion.exchange import Exchange
 from dlion.layout import layout_key
 from dlion.methods import METHODS, Choices
@@ -53,6 +54,18 @@ class Renewal:
         self._exchange.begin()
         self._exchange.settle()
         return self._exchange, self._steps
+
+    def between_steps(self) -> Exchange:
+        """The exchange agreed with the other workers, while no step has begun.
+
+        Raises:
+            GroupNotReadyError, AgreementError, ExchangeError.
+            OverlapError: ballots of a step have left.
+        """
+        if self.begun is not None:
+            raise OverlapError("replicas cannot be compared after ballots have left, with overlap=True: do it before")
+        self._exchange = self._current() or self._renewed()
+        return self._exchange
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Inside, no ballot leaves during backward."""

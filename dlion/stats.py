@@ -10,9 +10,12 @@ class Stats:
     Attributes:
         steps: steps that exchanged something (of one worker alone: steps taken).
         bytes_sent, bytes_received: ballots and verdicts.
-        check_bytes_sent, check_bytes_received: start-up agreement, diagnoses and the first steps' gradient hash.
+        check_bytes_sent, check_bytes_received: start-up agreement, diagnoses, the first steps' gradient hash,
+            comparisons and repairs of replicas.
         calls: collective calls for ballots and verdicts.
         abstentions: ballots that did not count, over all workers and buckets.
+        checks: comparisons of all workers' replicas.
+        repairs: workers whose replica was mended.
         skipped: steps whose verdicts were not applied (nonfinite="skip", or nobody voted).
         fp32_ring_bytes: what a ring all-reduce of float32 gradients would have sent: `8 (N-1)/N` bytes per parameter.
         parameters_exchanged: trainable parameters times steps.
@@ -25,6 +28,8 @@ class Stats:
     check_bytes_received: int = 0
     calls: int = 0
     abstentions: int = 0
+    checks: int = 0
+    repairs: int = 0
     skipped: int = 0
     fp32_ring_bytes: float = 0.0
     parameters_exchanged: int = 0

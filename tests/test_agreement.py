@@ -121,6 +121,8 @@ def test_replicas_from_different_seeds_are_refused_before_the_first_step() -> No
         ({"topology": "server"}, "topology='server' instead of 'auto'"),
         ({"zeros": "exact"}, "zeros='exact'"),
         ({"nonfinite": "skip"}, "nonfinite='skip'"),
+        ({"verify_every": 10}, "verify_every=10 instead of 100"),
+        ({"on_mismatch": "repair"}, "on_mismatch='repair' instead of 'raise'"),
         ({"bucket_bytes": 800}, "bucket_bytes=800 instead of 1048576"),
         ({"vote": "average"}, "method='dlion-avg'"),
     ],

@@ -16,7 +16,6 @@ from dlion.ops import choose
 from dlion.optim import Distributed
 from dlion.options import check_parameters
 from dlion.scaling import is_scaled
-from dlion.simulate.buffers import synchronize
 from dlion.simulate.faults import Fault, Schedule
 from dlion.simulate.fixed import FIXED
 from dlion.simulate.team import Team, check_arguments
@@ -131,6 +130,10 @@ class Simulation(Distributed):
             super().load_state_dict(state_dict)
         self._key = ()
 
+    def verify_replicas(self) -> list[int]:
+        """All workers have one copy of the parameters: nobody is ever mended."""
+        return []
+
     @contextmanager
     def seen_by(self, rank: int) -> Iterator[None]:
         """Inside, `state` is that of a worker."""
@@ -163,8 +166,7 @@ class Simulation(Distributed):
             ValueError: a worker is computing.
         """
         self._refuse_within("synchronize_buffers")
-        synchronize([worker.buffers for worker in self._team.workers])
-        self._team.workers[0].buffers.put()
+        self._team.synchronize_buffers()
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a Simulation can be neither copied nor pickled: keep state_dict(rank) and buffers(rank)")
@@ -242,9 +244,7 @@ class Simulation(Distributed):
             actor.steps.finish(actor.replica)
         finally:
             self._end()
-        self._team.count(moved)
-        for group in self.param_groups:
-            group["t"] = actor.moment.t + moved
+        self._team.advance(self.param_groups, moved)
         return None
 
     def _refuse_within(self, name: str) -> None:

@@ -20,7 +20,7 @@ from dlion.phases import Phases
 from dlion.replica import Replica
 from dlion.scaling import unscaled
 from dlion.simulate.attacks import Attack, attack_on
-from dlion.simulate.buffers import Buffers
+from dlion.simulate.buffers import Buffers, synchronize
 from dlion.simulate.consult import consult
 from dlion.simulate.faults import ATTACKS, Fault, Schedule, schedule_of
 from dlion.simulate.fixed import FIXED, fixed
@@ -194,11 +194,18 @@ class Team:
         with self._phases("tally"):
             return bucket, *consult(bucket, self.workers, self._answers, self._table, lambda: self.attack)
 
-    def count(self, moved: bool) -> None:
+    def advance(self, param_groups: list[dict[str, Any]], moved: bool) -> None:
         """Count a step that is over."""
         for worker in self.workers:
             worker.stats.stepped(self.layout.numel, len(self.workers))
             worker.stats.skipped += not moved
+        for group in param_groups:
+            group["t"] = self.actor.moment.t + moved
+
+    def synchronize_buffers(self) -> None:
+        """Give all workers the same buffers, and put them into the model."""
+        synchronize([worker.buffers for worker in self.workers])
+        self.workers[0].buffers.put()
 
 
 def share(giver: Worker, taker: Worker) -> None:
@@ -217,6 +224,6 @@ def check_arguments(model: Any, workers: Any, settings: dict[str, Any]) -> None:
             f"model is a {type(model).__name__} and must be the module, whose buffers each worker has for itself: "
             "parameters are chosen by params="
         )
-    for name in ("process_group", "overlap", "timeout"):
+    for name in ("process_group", "overlap", "timeout", "verify_every", "on_mismatch"):
         if name in settings:
             raise ValueError(f"{name} has no meaning where all workers compute in one process: leave it out")
