@@ -9,11 +9,13 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor
 
-from dlion.errors import ranks_text
+from dlion.errors import AgreementError, ranks_text
 from dlion.header import majority_value
 from dlion.layout import local, named
 
 Report = dict[str, Any]
+SHOWN = 200  # letters of what another worker says
+FACTS = 5  # of each parameter: see `trainable_facts`
 
 
 def trainable_facts(param_groups: list[dict[str, Any]]) -> list[list[Any]]:
@@ -74,7 +76,7 @@ def explain_hyper_parameters(reports: list[Report]) -> str:
 
 def explain_not_finite(found: Sequence[str | None], t: int) -> str:
     """One sentence naming the parameters, one of each rank where there is one, whose gradients are not finite."""
-    where = [f"{name} on rank {rank}" for rank, name in enumerate(found) if name]
+    where = [f"{_shown(name)} on rank {rank}" for rank, name in enumerate(found) if name]
     return (
         f"the gradient is not finite in {', '.join(where)} at step t={t} and nonfinite='raise'; no parameter was "
         "written: lower the learning rate, clip, or use nonfinite='abstain'"
@@ -120,6 +122,32 @@ def report(
     }
 
 
+def checked_reports(told: Sequence[Any]) -> list[Report]:
+    """What every worker said of itself, after looking whether it can be read.
+
+    Raises:
+        AgreementError: what one of them sent is no report.
+    """
+    for rank, one in enumerate(told):
+        if not _is_report(one):
+            raise AgreementError(
+                f"rank {rank} sent a report of itself that cannot be read: use the same version of dlion everywhere, "
+                "and look at what runs on that rank"
+            )
+    return list(told)
+
+
+def _is_report(told: Any) -> bool:
+    kinds = {"status": int, "t": int, "hyper": list, "options": dict, "parameters": list, "frozen": list}
+    return (
+        isinstance(told, dict)
+        and all(isinstance(told.get(key), kind) for key, kind in kinds.items())
+        and all(isinstance(group, dict) for group in told["hyper"])
+        and all(isinstance(fact, list) and len(fact) == FACTS for fact in told["parameters"])
+        and isinstance(told.get("not_finite", 0), str | None)
+    )
+
+
 def _explain(
     reports: list[Report],
     key: Callable[[Report], str],
@@ -130,7 +158,7 @@ def _explain(
     keys = [key(report) for report in reports]
     common = keys.index(majority_value(keys))
     found = [
-        f"on rank {rank} {differ(report, reports[common])} (compared with rank {common})"
+        f"on rank {rank} {_shown(differ(report, reports[common]))} (compared with rank {common})"
         for rank, report in enumerate(reports)
         if keys[rank] != keys[common]
     ]
@@ -140,10 +168,17 @@ def _explain(
     return f"{begin}: {shown}: {advice}"
 
 
+def _shown(text: str) -> str:
+    """What another worker said, fit for a message."""
+    plain = text if text.isprintable() else ascii(text)[1:-1]
+    return plain if len(plain) <= SHOWN else f"{plain[:SHOWN]}..."
+
+
 def _layout_difference(theirs: Report, common: Report) -> str:
-    for name, value in common["options"].items():
-        if theirs["options"].get(name) != value:
-            return f"{name}={theirs['options'].get(name)!r} instead of {value!r}"
+    for name in {**common["options"], **theirs["options"]}:
+        own, value = theirs["options"].get(name), common["options"].get(name)
+        if own != value:
+            return f"{name}={own!r} instead of {value!r}"
     mine, wanted = theirs["parameters"], common["parameters"]
     if not mine or not wanted:
         return f"there are {len(mine)} trainable parameters instead of {len(wanted)}"
@@ -152,6 +187,8 @@ def _layout_difference(theirs: Report, common: Report) -> str:
             return _parameter_difference(a, b, theirs, common)
     if len(mine) < len(wanted):
         return _missing(wanted[len(mine)], theirs)
+    if len(mine) == len(wanted):
+        return "something else differs"
     return f"there is one more trainable parameter, {_text(mine[len(wanted)])}"
 
 

@@ -24,6 +24,8 @@ from dlion.roll_call import ATTENTION, RollCall, roll_call_of
 
 BROADCAST_BYTES = 2**26  # of one broadcast call at start-up: bounds the extra memory
 
+REPORT_BYTES = 2**26  # of one worker's JSON: the names of half a million tensors; bounds what a liar can ask for
+
 DIRECT_BYTES = 2**16  # of a row told to every worker directly: what a 1 Gbit/s link carries in the time of a few hops
 
 T = TypeVar("T")
@@ -147,11 +149,21 @@ class Channel:
     def gather_json(self, value: Any) -> list[Any]:
         """Every worker's `value`, in rank order, on every worker; JSON, never pickle. Two calls."""
         text = json.dumps(value).encode()
-        lengths = self.all_gather(torch.tensor([len(text)], dtype=torch.int64, device=self.device)).wait()
-        row = torch.zeros(int(lengths.max()), dtype=torch.uint8, device=self.device)
+        told = self.all_gather(torch.tensor([len(text)], dtype=torch.int64, device=self.device)).wait()
+        lengths: list[int] = told.view(-1).tolist()
+        for rank, length in enumerate(lengths):
+            if not 0 < length <= REPORT_BYTES:
+                raise ExchangeError(
+                    f"rank {rank} announced a report of {length:,} bytes, and 1 to {REPORT_BYTES:,} are allowed: use "
+                    "the same version of dlion everywhere, and look at what runs on that rank"
+                )
+        row = torch.zeros(max(lengths), dtype=torch.uint8, device=self.device)
         row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
         rows = self.all_gather(row).wait().cpu()
-        return [json.loads(bytes(r[:n].tolist())) for r, n in zip(rows, lengths.view(-1).tolist(), strict=True)]
+        return [
+            told_by(rank, bytes(row[:length].tolist()))
+            for rank, (row, length) in enumerate(zip(rows, lengths, strict=True))
+        ]
 
     def barrier(self) -> None:
         """Wait for all workers."""
@@ -208,6 +220,21 @@ class Call(Generic[T]):
                     return
             if self.roll_call.called():
                 raise RuntimeError("another worker's call failed first")
+
+
+def told_by(rank: int, text: bytes) -> Any:
+    """The JSON value in what a worker sent.
+
+    Raises:
+        ExchangeError: it is none.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ExchangeError(
+            f"rank {rank} sent a report that is no JSON ({error}): use the same version of dlion everywhere, and look "
+            "at what runs on that rank"
+        ) from None
 
 
 def nbytes(tensor: Tensor) -> int:

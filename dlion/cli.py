@@ -29,6 +29,7 @@ from dlion.train.recipes import built_in, locate, read_recipe  # noqa: E402
 USER_ERROR = 2
 INTERRUPTED = 130
 UNREAD = 141
+LONGEST = 1000  # letters of a message
 
 
 app = App(
@@ -268,5 +269,11 @@ def _say_anything() -> None:
 
 def _complain(error: object) -> int:
     if os.environ.get("LOCAL_RANK", "0") == "0":  # under a launcher, one voice on each machine is enough
-        print(f"dlion: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"dlion: {sentence(error)}", file=sys.stderr)
     return USER_ERROR
+
+
+def sentence(error: object) -> str:
+    """What an error says, on one line, without the end of a value that is longer than a screen."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

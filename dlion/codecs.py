@@ -110,8 +110,8 @@ class CountPlanes:
     """How many voted +1, as `bit_length(workers)` bit planes."""
 
     def decode(self, verdict: Tensor, voters: int) -> Levels:
-        """i64[k, words] -> `(2c - voters) / voters` for the count c."""
-        return Levels(verdict, tuple(2 * c - voters for c in range(2 ** len(verdict))), voters)
+        """i64[k, words] -> `(2c - voters) / voters` for the count c; counts of more than all are taken for all."""
+        return Levels(verdict, tuple(min(2 * c - voters, voters) for c in range(2 ** len(verdict))), voters)
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class SumPlanes:
     """The sum of ternary votes plus the number of voters, as `bit_length(2*workers)` bit planes."""
 
     def decode(self, verdict: Tensor, voters: int) -> Levels:
-        """i64[k, words] -> `(s - voters) / voters` for the level s."""
-        return Levels(verdict, tuple(s - voters for s in range(2 ** len(verdict))), voters)
+        """i64[k, words] -> `(s - voters) / voters` for the level s; sums of more than all are taken for all."""
+        return Levels(verdict, tuple(min(s - voters, voters) for s in range(2 ** len(verdict))), voters)
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ class Exchange:
         consulted = self.flight.receive()
         assert consulted.result is not None
         headers, verdict = consulted.result
-        header = worst([VerdictHeader.decode(row) for row in headers.tolist()])
+        header = worst([VerdictHeader.decode(row) for row in headers.tolist()], self.workers)
         if header.status >= Status.HYPERPARAMETERS_DIFFER:
             while self.flight:  # the diagnosis takes the same groups
                 self.flight.receive()
@@ -287,7 +287,7 @@ class Exchange:
 
     def _reports(self, channel: Channel, status: Status) -> list[agreement.Report]:
         own = agreement.report(self.param_groups, self.options.agreed(self.workers), self._announced, status)
-        reports = channel.gather_json(own)
+        reports = agreement.checked_reports(channel.gather_json(own))
         sizes = [len(str(said)) for said in reports]  # near enough: these bytes only have to be kept apart
         self.stats.checked(sizes[self.rank], sum(sizes) - sizes[self.rank])
         return reports

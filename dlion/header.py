@@ -117,10 +117,14 @@ def judge_tolerantly(
     return verdict, voters, usual
 
 
-def worst(headers: Sequence[VerdictHeader]) -> VerdictHeader:
-    """The verdict header that decides for the bucket: every shard's owner wrote one."""
+def worst(headers: Sequence[VerdictHeader], workers: int) -> VerdictHeader:
+    """The verdict header that decides for the bucket: every shard's owner wrote one.
+
+    Where they contradict each other, or count more votes than there are workers, it asks for a diagnosis.
+    """
     first = max(headers, key=lambda header: header.status)
-    if first.status == Status.OK and len({(header.t, header.voters, header.bucket) for header in headers}) > 1:
+    said = {(header.t, header.voters, header.bucket) for header in headers}
+    if first.status == Status.OK and (len(said) > 1 or first.voters > workers):
         return VerdictHeader(Status.HYPERPARAMETERS_DIFFER, first.bucket, first.t, 0, 0, NOBODY)
     return first
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dlion.baselines.sparse import Entries, entries_kept, largest, mean_of
 from dlion.codecs import Moment
+from dlion.errors import ExchangeError
 from dlion.layout import Bucket, Piece, local
 from dlion.replica import Replica
 from dlion.rules import Gradient, Rule, state_tensors
@@ -70,6 +71,12 @@ class GradDrop(Rule):
         """How long rows are: settings and t might differ by mistake, and rows of different lengths end the process."""
         total = sum(self.count(replica, moment, slot) for slot in range(len(replica.params)))
         longest = yield Question("largest", torch.tensor([total], dtype=torch.float64, device="cpu"))
+        most = sum(local(param).numel() for param in replica.params)
+        if not 0 <= float(longest) <= most:
+            raise ExchangeError(
+                f"a worker asks for rows of {float(longest):g} entries, and there are {most:,} parameters: use the "
+                "same version of dlion everywhere, and look at what runs on the workers"
+            )
         replica.noted[WIDTH] = int(longest)
 
     def message(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Entries, bool]:

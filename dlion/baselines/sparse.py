@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dlion.codecs import Moment
+from dlion.errors import ExchangeError
 from dlion.layout import Bucket
 
 INDEXED = 2**31  # elements that an index of 32 bits can tell apart
@@ -63,7 +64,18 @@ class Pairs:
 
 
 def mean_of(said: list[Entries], bucket: Bucket) -> Tensor:
-    """f[bucket.size]: the mean over voters, added up in rank order; an entry that nobody sent is 0."""
+    """f[bucket.size]: the mean over voters, added up in rank order; an entry that nobody sent is 0.
+
+    Raises:
+        ExchangeError: an entry lies outside the bucket.
+    """
+    for entries in said:
+        strange = entries.indices[(entries.indices < 0) | (entries.indices >= bucket.size)]
+        if len(strange):
+            raise ExchangeError(
+                f"a worker sent a value for element {int(strange[0])} of a bucket that has {bucket.size:,}: use the "
+                "same version of dlion everywhere, and look at what runs on the workers"
+            )
     total = torch.zeros(bucket.size, dtype=bucket.dtype, device=said[0].values.device)
     for entries in said:
         total.index_add_(0, entries.indices, entries.values.to(bucket.dtype))

@@ -38,7 +38,7 @@ def consult(
     for worker in workers:
         worker.forget(bucket)
     rows, verdict = side_by_side(consultations, table)
-    header = worst([VerdictHeader.decode(row) for row in rows.tolist()])
+    header = worst([VerdictHeader.decode(row) for row in rows.tolist()], len(workers))
     for worker in workers:
         worker.stats.abstentions += header.abstentions
     return verdict, header

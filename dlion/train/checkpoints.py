@@ -24,6 +24,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from dlion.train.config import to_flags
+from dlion.train.json_text import from_json
 from dlion.train.runs import Record, RunFolder, draft_of, finite, naming, write_whole
 from dlion.train.workers import State, Workers
 
@@ -166,7 +167,7 @@ def latest(folder: RunFolder, workers: int) -> Checkpoint:
         else "start the run again without --resume"
     )
     try:
-        manifest = json.loads((path / "manifest.json").read_text("utf-8"))
+        manifest = from_json((path / "manifest.json").read_bytes())
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']!r} is not {FORMAT}, the one this version of dlion reads")
         if manifest["run"] != _what_run(folder):

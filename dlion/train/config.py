@@ -4,6 +4,7 @@ Nothing here imports torch, so that `dlion --help` stays fast.
 """
 
 import math
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from cyclopts import Parameter
 
 from dlion.train.legal import require as require
+from dlion.train.legal import shown
 from dlion.train.method_flags import FIXED, MethodFlags
 from dlion.train.reading import Reading
 from dlion.train.shape import ModelShape
@@ -241,9 +243,9 @@ def _fields(kind: type[TrainConfig], flags: Mapping[str, Any]) -> dict[str, Any]
     for name, allowed in kinds.items():
         default = getattr(kind, name)
         if not _is_a(fields.get(name, default), allowed):
-            raise ValueError(f"{name.replace('_', '-')} cannot be {fields.get(name, default)!r}")
+            raise ValueError(f"{name.replace('_', '-')} cannot be {shown(repr(fields.get(name, default)))}")
     if unknown := fields.keys() - kinds.keys():
-        raise ValueError(f"{min(unknown)} is not a flag")
+        raise ValueError(f"{shown(min(unknown))} is not a flag")
     return fields
 
 
@@ -258,7 +260,7 @@ def _is_a(value: object, kind: Any) -> bool:
         return isinstance(value, tuple) and len(value) == len(members) and all(map(_is_a, value, members))
     if get_args(kind):
         return any(_is_a(value, one) for one in get_args(kind))
-    return type(value) is kind or (kind is float and type(value) is int)
+    return type(value) is kind or (kind is float and type(value) is int and abs(value) <= sys.float_info.max)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -273,15 +275,15 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"the configuration file {path} cannot be read: {getattr(error, 'strerror', None) or error}."
         ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"the configuration file {path} is not valid TOML: {error}.") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ValueError(f"the configuration file {path} is not valid TOML: {shown(str(error))}.") from None
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> ValueError:
     """The error for a name that is not among `known`, with the nearest ones."""
     near = get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return ValueError(f"unknown {kind} {name!r}: {hint}it must be one of {', '.join(known)}.")
+    return ValueError(f"unknown {kind} {shown(repr(name))}: {hint}it must be one of {', '.join(known)}.")
 
 
 def _is_text(path: str | None) -> bool:

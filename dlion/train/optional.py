@@ -8,6 +8,8 @@ from contextlib import contextmanager, nullcontext, redirect_stderr
 from importlib import import_module
 from typing import Any
 
+from dlion.train.legal import shown
+
 
 def needed(module: str, package: str, purpose: str) -> Any:
     """The module, imported now.
@@ -39,6 +41,26 @@ def quiet() -> Iterator[None]:
     """Let progress bars, which packages write to standard error, be seen only where somebody watches them."""
     with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
         yield
+
+
+@contextmanager
+def reading(what: str, advice: str = "") -> Iterator[None]:
+    """Turn whatever a package raises while it reads into one sentence: damaged files make them raise nearly anything.
+
+    Raises:
+        ValueError: `what` cannot be read; Refused is passed on as it stands.
+    """
+    try:
+        yield
+    except Refused as error:
+        raise ValueError(str(error)) from None
+    except Exception as error:
+        reason = shown(" ".join(str(error).split()) or type(error).__name__)
+        raise ValueError(f"{what} cannot be read ({reason}){': ' + advice if advice else ''}") from None
+
+
+class Refused(ValueError):
+    """A sentence of dlion's own, from within what a package calls."""
 
 
 def harness() -> Any:

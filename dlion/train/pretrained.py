@@ -1,14 +1,13 @@
 """Causal language models of the package `transformers`, from a folder on this machine."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dlion.train.optional import transformers_for
+from dlion.train.legal import shown
+from dlion.train.optional import Refused, reading, transformers_for
 
 CAUSAL_LM = "causal-lm"
 
@@ -44,27 +43,26 @@ class PretrainedLm(nn.Module):
         if not (Path(folder) / "config.json").is_file():
             raise ValueError(f"--pretrained {folder} holds no model of transformers: it has no config.json")
         transformers = transformers_for(f"model {CAUSAL_LM}")
-        with _told(folder):
+        with reading(f"--pretrained {folder}"):
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         _check_room(folder, config, vocabulary, context)
-        with _told(folder):
+        with reading(f"--pretrained {folder}"):
             lm = _made(transformers.AutoModelForCausalLM, config, folder)
         return cls(lm.train())
-
-
-@contextmanager
-def _told(folder: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"--pretrained {folder} cannot be loaded: {reason}") from None
 
 
 def _made(auto: Any, config: Any, folder: str) -> Any:
     if torch.get_default_device().type == "meta":
         return auto.from_config(config, dtype=torch.float32)
-    return auto.from_pretrained(folder, config=config, dtype=torch.float32, local_files_only=True)
+    how = {"dtype": torch.float32, "local_files_only": True, "output_loading_info": True}
+    lm, found = auto.from_pretrained(folder, config=config, **how)
+    if missing := sorted(map(str, found["missing_keys"])):
+        raise Refused(
+            f"the weights in {folder} lack {shown(missing[0])}"
+            + (f" and {len(missing) - 1} more tensors" if missing[1:] else "")
+            + ", which would begin with random numbers: fetch them again"
+        )
+    return lm
 
 
 def _check_room(folder: str, config: Any, vocabulary: int, context: int) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import tomli_w
 
 from dlion.train.config import Settled, from_flags, read_toml, to_flags
+from dlion.train.json_text import from_json
 
 Record = dict[str, Any]
 
@@ -174,7 +175,7 @@ class RunFolder:
     def _record(self, line: bytes, number: int) -> Record:
         record: Any
         try:
-            record = json.loads(line)
+            record = from_json(line)
         except ValueError:
             record = None
         if not (isinstance(record, dict) and type(record.get("step")) is int):
@@ -202,7 +203,7 @@ class RunFolder:
             raise ValueError(f"{self.path} is not finished: continue it with `dlion train --resume {self.path}`.")
         summary: Any
         try:
-            summary = json.loads(self.summary_file.read_bytes())
+            summary = from_json(self.summary_file.read_bytes())
         except ValueError:
             summary = None
         if not _is_summary(summary):

@@ -126,7 +126,7 @@ def test_windows_of_a_stream_follow_one_another(folder):
 FAULTS = [
     (None, None, "needs --data"),
     ("plain", "body", "no column 'body', only text, url: name one with --column"),
-    ("nowhere.jsonl", None, "cannot be opened"),
+    ("nowhere.jsonl", None, "cannot be read"),
     ("llama/config.json", "text", "no column 'text'"),
 ]
 

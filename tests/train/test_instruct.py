@@ -173,7 +173,7 @@ WRONG_MODELS = [
     ("rows", Tokenised(10, 10), "holds no model of transformers"),
     ("llama", Tokenised(1000, 10), "tokens, and the tokenizer 1,000"),
     ("llama", Tokenised(10, 1000), "takes 256 tokens at most: give a smaller --context"),
-    ("broken", Tokenised(10, 10), "cannot be loaded"),
+    ("broken", Tokenised(10, 10), "cannot be read"),
 ]
 
 

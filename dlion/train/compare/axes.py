@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from dlion.train.legal import shown
+
 Flags = dict[str, Any]
 
 
@@ -20,7 +22,9 @@ class Value:
         """From the file: a plain value of the flag `axis`, or a table of flags with a `label`."""
         if isinstance(told, Mapping):
             if "label" not in told or len(told) < 2:
-                raise ValueError(f"a table of the axis {axis!r} needs a label and at least one flag, not {dict(told)}.")
+                raise ValueError(
+                    f"a table of the axis {axis!r} needs a label and at least one flag, not {shown(dict(told))}."
+                )
             for key, one in told.items():
                 check_plain(key, one)
             return cls(told["label"], {flag: value for flag, value in told.items() if flag != "label"})
@@ -43,7 +47,10 @@ def check_plain(name: str, value: Any) -> None:
     """
     for one in value if isinstance(value, list) else [value]:
         if not isinstance(one, (str, int, float)):
-            raise ValueError(f"{name} cannot be {value!r}: give a number, a word, true or false, or a list of them.")
+            raise ValueError(
+                f"{shown(name)} cannot be {shown(repr(value))}: give a number, a word, true or false, or a list of "
+                "them."
+            )
 
 
 def read_axes(told: Mapping[str, Any], where: str) -> tuple[Axes, dict[str, Axes]]:
@@ -58,7 +65,7 @@ def read_axes(told: Mapping[str, Any], where: str) -> tuple[Axes, dict[str, Axes
         elif isinstance(values, list):
             axes[name] = tuple(Value.of(name, value) for value in values)
         else:
-            raise ValueError(f"{name} in [{where}] is {values!r}: a list of values is expected")
+            raise ValueError(f"{shown(name)} in [{where}] is {shown(repr(values))}: a list of values is expected")
     return axes, own
 
 

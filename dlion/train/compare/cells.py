@@ -10,6 +10,7 @@ from typing import Any
 from dlion.train.compare.axes import Flags, Value
 from dlion.train.compare.study import SEED, Study
 from dlion.train.config import DEFAULT_STEPS, DEFAULT_WORKERS, TrainConfig, asked_by
+from dlion.train.legal import shown
 
 Labels = dict[str, Any]
 
@@ -59,7 +60,7 @@ class Cell:
         try:
             return asked_by(self._all_flags)
         except ValueError as error:
-            raise ValueError(f"cell {self.words}: {str(error).rstrip('.')}.") from None
+            raise ValueError(f"cell {shown(self.words)}: {str(error).rstrip('.')}.") from None
 
     @property
     def workers(self) -> int:

@@ -22,6 +22,8 @@ from dlion.train.compare.cells import key_of
 from dlion.train.compare.study import Study, read_study, toml_of
 from dlion.train.compare.wholeness import is_whole
 from dlion.train.config import TrainConfig, to_flags
+from dlion.train.json_text import from_json
+from dlion.train.legal import shown
 from dlion.train.runs import RunFolder, naming, write_whole
 
 Record = dict[str, Any]
@@ -110,7 +112,7 @@ class StudyFolder:
 
     def _record(self, line: bytes, number: int) -> Record:
         try:
-            record: Record = json.loads(line)
+            record: Record = from_json(line)
             if is_whole(record):
                 return record
         except ValueError:
@@ -191,8 +193,8 @@ class Comparable:
             for name, here, there in _pairs(record, other):
                 if here != there:
                     raise ValueError(
-                        f"a cell has {name} {here} and {self._where} holds one with {there}: they cannot be compared, "
-                        "so take another --out."
+                        f"a cell has {name} {shown(here)} and {self._where} holds one with {shown(there)}: they cannot "
+                        "be compared, so take another --out."
                     )
         self._kinds[kind] = record
 

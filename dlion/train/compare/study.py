@@ -15,6 +15,7 @@ import tomli_w
 
 from dlion.train.compare.axes import Axes, Flags, Value, check_plain, combined, read_axes, told_axes
 from dlion.train.config import read_toml, unknown_name
+from dlion.train.legal import shown
 
 METRICS = ("val_accuracy", "best_val_accuracy", "val_loss", "best_val_loss")
 SEED = "seed"
@@ -56,14 +57,16 @@ class Study:
             raise unknown_name("metric", self.metric, list(METRICS))
         for axis in (self.compare, SEED):
             if not self.vary.get(axis):
-                raise ValueError(f"nothing is said about {axis}: give [vary] at least one {axis}.")
+                raise ValueError(f"nothing is said about {shown(axis)}: give [vary] at least one {shown(axis)}.")
         for axis, values in [pair for axes in self._all_axes for pair in axes.items()]:
             labels = [str(value.label) for value in values]
             if not labels or len(set(labels)) < len(labels):
-                raise ValueError(f"the axis {axis!r} must have one value or more, each only once, not {labels}.")
+                raise ValueError(
+                    f"the axis {shown(repr(axis))} must have one value or more, each only once, not {shown(labels)}."
+                )
             if same := next((two for two in combinations(values, 2) if two[0].flags == two[1].flags), None):
                 names = " and ".join(str(value.label) for value in same)
-                raise ValueError(f"{names} of the axis {axis!r} set the same flags: leave one out.")
+                raise ValueError(f"{shown(names)} of the axis {axis!r} set the same flags: leave one out.")
         for name in [*self.vary_of, *self.grid_of]:
             if name not in self.variants:
                 raise unknown_name(f"{self.compare} in [vary.{name}] or [grid.{name}]", name, list(self.variants))
@@ -146,7 +149,7 @@ class Study:
         settings, and nothing else may differ. Where the data lie and what readers are told is not part of a study.
         """
         found = [
-            f"{name} is {getattr(held, name)!r} there and {getattr(self, name)!r} here"
+            f"{name} is {shown(repr(getattr(held, name)))} there and {shown(repr(getattr(self, name)))} here"
             for name in ("compare", "simulate", "metric")
             if getattr(held, name) != getattr(self, name)
         ]
@@ -206,7 +209,7 @@ def study_from(told: Mapping[str, Any]) -> Study:
             raise unknown_name("key", key, list(known))
         kind: type = {"notes": list, "simulate": bool}.get(key, Mapping if key in known[5:] else str)
         if not isinstance(value, kind):
-            raise ValueError(f"{key} cannot be {value!r}")
+            raise ValueError(f"{key} cannot be {shown(repr(value))}")
     for flag, value in told.get("train", {}).items():
         check_plain(flag, value)
     vary, vary_of = read_axes(told.get("vary", {}), "vary")

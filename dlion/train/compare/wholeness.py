@@ -1,6 +1,6 @@
 """Whether a line of cells.jsonl is the record of a cell: others edit, cut and join such files."""
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +23,7 @@ def is_whole(record: object) -> bool:
         and all(_is_number(record.get(name)) and record[name] >= 0 for name in NUMBERS)
         and all(record.get(name) is None or _is_number(record[name]) for name in PERHAPS)
         and {"device", "threads"} <= record.keys()
+        and all(isinstance(record["data"].get(name), str) for name in ("name", "sha256"))
         and (record["diverged"] or record.get("val_loss") is not None)
         and _can_be_drawn(record["curve"], record)
     )
@@ -42,4 +43,5 @@ def _can_be_drawn(curve: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is one that a float can hold: integers in a file may be of any length."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

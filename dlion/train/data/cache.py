@@ -4,8 +4,6 @@ import contextlib
 import fcntl
 import os
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,8 +59,8 @@ def _read(path: Path) -> Arrays | None:
             return dict(stored)
     except FileNotFoundError:
         return None
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error):
-        return None  # damaged: the caller makes it again and replaces it
+    except Exception:  # damaged archives raise nearly anything; the caller makes it again and replaces it
+        return None
 
 
 def _write(path: Path, arrays: Arrays) -> None:

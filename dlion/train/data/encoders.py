@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from dlion.train.data.sets import expanded
-from dlion.train.optional import transformers_for
+from dlion.train.optional import reading, transformers_for
 
 
 class Encoder(Protocol):
@@ -72,14 +72,11 @@ def encoder(place: str | None) -> Encoder:
     if not path.exists():
         raise ValueError(f"no tokenizer at {place}: give a folder of transformers, or a tokenizer.json")
     transformers = transformers_for(f"the tokenizer {place}")
-    try:
+    with reading(f"the tokenizer in {place}"):
         if path.is_file():
             tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
         else:
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-    except Exception as error:  # the package `tokenizers` raises nothing narrower
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"the tokenizer in {place} cannot be read: {reason}") from None
     if path.is_file():
         known = tokenizer.get_vocab()
         ends = [name for name in _ENDS if name in known]

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import math
 import os
-import zipfile
 import zlib
 from pathlib import Path
 
@@ -31,6 +30,8 @@ PUBLISHED = (
     "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 )
+MOST_DIMENSIONS = 4
+MOST_BYTES = 2**31  # unpacked: a small file may become a large one
 HOW = "apt-get install dataset-fashion-mnist, or the four IDX files of https://github.com/zalandoresearch/fashion-mnist"
 
 
@@ -93,11 +94,23 @@ def _split(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8], folder:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged ({error}); fetch it again: {HOW}") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
+
+
+def _unpacked(path: Path) -> bytes:
+    parts: list[bytes] = []
+    with gzip.open(path) as file:
+        while part := file.read(2**24):
+            parts.append(part)
+            if len(parts) * 2**24 > MOST_BYTES:
+                raise ValueError(
+                    f"{path} unpacks to more than {MOST_BYTES:,} bytes, and no set of this kind does: {HOW}"
+                )
+    return b"".join(parts)
 
 
 def parse_idx(content: bytes, path: Path) -> npt.NDArray[np.uint8]:
@@ -110,6 +123,11 @@ def parse_idx(content: bytes, path: Path) -> npt.NDArray[np.uint8]:
         raise ValueError(
             f"{path} is no IDX file of bytes: it begins with {content[:4].hex(' ') or 'nothing'}, "
             "not 00 00 08; fetch it again"
+        )
+    if content[3] > MOST_DIMENSIONS:
+        raise ValueError(
+            f"{path} holds an array of {content[3]} dimensions; images have 3 and labels 1: it is damaged or of "
+            "another kind; fetch it again"
         )
     header = 4 + 4 * content[3]
     shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4)]
@@ -125,7 +143,7 @@ def _read_subset() -> ImageSet:
         with SUBSET.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             train = Split(arrays["train_images"][:, None], arrays["train_labels"], SUBSET)
             valid = Split(arrays["valid_images"][:, None], arrays["valid_labels"], SUBSET)
-    except (OSError, EOFError, KeyError, IndexError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # damaged archives raise nearly anything
         raise ValueError(f"{SUBSET} is damaged ({error}); install dlion again") from None
     note = (
         f"Fashion-MNIST subset shipped with dlion: {len(train.images):,} of 60,000 "

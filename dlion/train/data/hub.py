@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dlion.train.data.encoders import Encoder, encoder
-from dlion.train.data.sets import DataInfo, TextSet, Tokens
+from dlion.train.data.sets import DataInfo, TextSet, Tokens, expanded
 from dlion.train.data.tokens import VALID_SHARE, Joined, digest_of
-from dlion.train.optional import data_sets
+from dlion.train.legal import shown
+from dlion.train.optional import Refused, data_sets, reading
 
 VALID_NAMES = ("validation", "valid", "val", "test")
 SHUFFLED = 10_000  # rows among which a stream's next one is drawn
@@ -28,9 +28,9 @@ def hub_text(data: str | None, column: str | None, tokenizer: str | None) -> Tex
     """
     encode, column = encoder(tokenizer), column or "text"
     train, valid = _splits(data, stream=False)
-    runs: Tokens = _tokenised(train, column, encode)
+    runs: Tokens = _tokenised(train, column, encode, data)
     if valid is not None:
-        kept: Tokens = _tokenised(valid, column, encode)
+        kept: Tokens = _tokenised(valid, column, encode, data)
         how = "its validation split to validate"
     else:
         cut = len(runs) - len(runs) // VALID_SHARE
@@ -67,7 +67,7 @@ class StreamedText:
         while True:
             shuffled = self.train.shuffle(seed=seed + round_, buffer_size=SHUFFLED)
             found = False
-            for number, row in enumerate(shuffled):
+            for number, row in enumerate(rows_of(shuffled, self.info.name)):
                 if number % workers == rank:
                     found = True
                     yield _document(row, self.column, self.encode)
@@ -91,7 +91,7 @@ def streamed_text(data: str | None, column: str | None, tokenizer: str | None, h
     train, valid = _splits(data, stream=True)
     kept: list[int] = []
     taken = 0
-    for row in train if valid is None else valid:
+    for row in rows_of(train if valid is None else valid, str(data)):
         if len(kept) > hold_back:
             break
         kept += _document(row, column, encode)
@@ -114,19 +114,31 @@ def open_data_set(data: str, stream: bool) -> Any:
     Raises: ValueError: nothing there, or it cannot be read.
     """
     datasets = data_sets()
-    path = Path(data).expanduser()
-    try:
+    path = expanded(data)
+    if path.exists() and not path.is_dir() and path.suffix not in _KINDS:
+        raise ValueError(f"--data {data} is no data set: {_HOW}")
+    with reading(f"the data set {data}", _HOW):
         if path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
             return _streamed(datasets.load_from_disk(str(path))) if stream else datasets.load_from_disk(str(path))
-        if path.is_file() and path.suffix in _KINDS:
+        if path.is_file():
             return datasets.load_dataset(_KINDS[path.suffix], data_files=str(path), streaming=stream)
-        if path.exists() and not path.is_dir():
-            raise ValueError(f"--data {data} is no data set: {_HOW}")
         name, _, config = (data, "", "") if path.is_dir() else data.partition(":")
         return datasets.load_dataset(name, config or None, streaming=stream)
-    except (OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"the data set {data} cannot be opened ({reason}): {_HOW}") from None
+
+
+def rows_of(found: Any, data: str) -> Iterator[Any]:
+    """The rows of a data set or a stream, one after another.
+
+    Raises: ValueError: one cannot be read.
+    """
+    rows = iter(found)
+    while True:
+        with reading(f"a row of the data set {data}"):
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+        yield row
 
 
 def _streamed(found: Any) -> Any:
@@ -142,28 +154,38 @@ def _splits(data: str | None, stream: bool) -> tuple[Any, Any]:
     if not hasattr(found, "keys"):
         return found, None
     if "train" not in found:
-        raise ValueError(f"the data set {data} has no split called train, only {', '.join(found)}")
+        raise ValueError(f"the data set {data} has no split called train, only {shown(', '.join(found))}")
     return found["train"], next((found[name] for name in VALID_NAMES if name in found), None)
 
 
-def _tokenised(rows: Any, column: str, encode: Encoder) -> Joined:
+def _tokenised(rows: Any, column: str, encode: Encoder, data: str | None) -> Joined:
     """Every row's tokens and the one that ends it, left in the memory-mapped columns of `datasets`."""
     _check_column(rows.column_names, column)
 
     def encoded(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        if strange := [text for text in batch[column] if not isinstance(text, str)]:
+            raise Refused(_no_text(strange[0], column))
         return {"ids": [[*ids, encode.end] for ids in encode(batch[column])]}
 
     datasets = data_sets()
     ids = datasets.Features({"ids": datasets.List(datasets.Value("int32"))})
-    done = rows.map(encoded, batched=True, remove_columns=rows.column_names, features=ids, desc="tokenising")
-    return Joined([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in done.data.column("ids").chunks])
+    with reading(f"the text of the data set {data}"):
+        done = rows.map(encoded, batched=True, remove_columns=rows.column_names, features=ids, desc="tokenising")
+        return Joined([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in done.data.column("ids").chunks])
 
 
 def _document(row: dict[str, Any], column: str, encode: Encoder) -> list[int]:
     _check_column(list(row), column)
+    if not isinstance(row[column], str):
+        raise ValueError(_no_text(row[column], column))
     return [*encode([row[column]])[0], encode.end]
 
 
 def _check_column(columns: list[str], column: str) -> None:
     if column not in columns:
-        raise ValueError(f"the data set has no column {column!r}, only {', '.join(columns)}: name one with --column")
+        known = shown(", ".join(map(str, columns)))
+        raise ValueError(f"the data set has no column {column!r}, only {known}: name one with --column")
+
+
+def _no_text(found: Any, column: str) -> str:
+    return f"a row has {shown(found)} in the column {shown(column)}, where text is needed: leave such rows out"

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from dlion.train import streams
+from dlion.train.data.picture import decoded
 from dlion.train.data.sets import DataInfo, expanded
 
 IMAGE_SIZE = 224
@@ -59,7 +60,7 @@ class ImageFolder:
         rows = numbers.reshape(count, -1)
 
         def one(at: int) -> Pixels:
-            with _opened(self.train_paths[int(index[at])]) as picture:
+            with _of(self.train_paths[int(index[at])]) as picture:
                 part = picture.resize(
                     (self.size, self.size), Image.Resampling.BICUBIC, frame(picture.size, rows[at, :-1])
                 )
@@ -72,7 +73,7 @@ class ImageFolder:
         """u8[n, 3, size, size] of i64[n]: the middle of each."""
 
         def one(at: int) -> Pixels:
-            with _opened(self.valid_paths[int(index[at])]) as picture:
+            with _of(self.valid_paths[int(index[at])]) as picture:
                 side = min(picture.size) / MARGIN
                 left, top = ((length - side) / 2 for length in picture.size)
                 box = (left, top, left + side, top + side)
@@ -100,12 +101,8 @@ def frame(size: tuple[int, int], numbers: npt.NDArray[np.float64]) -> tuple[floa
     return left, top, left + wide, top + high
 
 
-def _opened(path: Path) -> Image.Image:
-    try:
-        with Image.open(path) as file:
-            return file.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} is no readable image ({error}); remove or replace it") from None
+def _of(path: Path) -> Image.Image:
+    return decoded(path, str(path))
 
 
 def _stacked(one: Callable[[int], Pixels], count: int) -> Tensor:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dlion.train.legal import shown
+
 
 class _Dtype:
     """Stands for `numpy.dtype`: remembers its arguments; the state is of no use."""
@@ -64,7 +66,9 @@ _ALLOWED: dict[tuple[str, str], Any] = {("_codecs", "encode"): _encode} | {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """In Python, slow and safe: that in C makes room for as many objects as a damaged number says, 64 GB of them."""
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no file of plain arrays needs")
@@ -79,7 +83,7 @@ def load(content: bytes) -> Any:
     try:
         return _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # Damaged pickles raise nearly anything: KeyError, IndexError, MemoryError, ...
-        raise ValueError(str(error) or type(error).__name__) from None
+        raise ValueError(shown(str(error) or type(error).__name__)) from None
 
 
 def as_bytes(array: Any) -> npt.NDArray[np.uint8]:

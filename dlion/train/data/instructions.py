@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from dlion.train.data.encoders import Encoder, encoder
-from dlion.train.data.hub import VALID_NAMES, open_data_set
+from dlion.train.data.hub import VALID_NAMES, open_data_set, rows_of
 from dlion.train.data.sets import DataInfo, expanded
+from dlion.train.json_text import from_json
+from dlion.train.legal import shown
 
 CONTEXT = 512
 VALID_SHARE = 20  # one row in twenty is for validation
@@ -86,7 +88,7 @@ def _rows(data: str) -> tuple[list[Any], list[Any] | None]:
         try:
             text = path.read_text("utf-8")
             lines = text.split("\n")  # splitlines() cuts at separators that JSON allows within a string
-            rows = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in lines if line.strip()]
+            rows = from_json(text) if path.suffix == ".json" else [from_json(line) for line in lines if line.strip()]
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} cannot be read as {path.suffix[1:].upper()} ({error}): {_HOW}") from None
         if not isinstance(rows, list):
@@ -94,20 +96,29 @@ def _rows(data: str) -> tuple[list[Any], list[Any] | None]:
         return rows, None
     found = open_data_set(data, stream=False)
     if not hasattr(found, "keys"):
-        return list(found), None
+        return list(rows_of(found, data)), None
     if "train" not in found:
         raise ValueError(f"the data set {data} has no split called train, only {', '.join(found)}")
-    return list(found["train"]), next((list(found[name]) for name in VALID_NAMES if name in found), None)
+    return list(rows_of(found["train"], data)), next(
+        (list(rows_of(found[name], data)) for name in VALID_NAMES if name in found), None
+    )
 
 
 def _texts(row: Any, data: str) -> tuple[str, str]:
     """Prompt and answer of a row, in words."""
     if not isinstance(row, dict):
-        raise ValueError(f"a row of {data} is {str(row)[:80]} and no table of columns: {_HOW}")
+        raise ValueError(f"a row of {data} is {shown(row)} and no table of columns: {_HOW}")
     for instruction, about, answer in COLUMNS:
-        if all(isinstance(text, str) for text in (row.get(instruction), row.get(about) or "", row.get(answer))):
+        if all(_is_text(text) for text in (row.get(instruction), row.get(about) or "", row.get(answer))):
             return prompt_of(row[instruction], row.get(about) or ""), row[answer]
-    raise ValueError(f"a row of {data} has other columns, or no text in them ({', '.join(map(str, row))[:80]}): {_HOW}")
+    raise ValueError(
+        f"a row of {data} has other columns, or no text in them ({shown(', '.join(map(str, row)))}): {_HOW}"
+    )
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is text that UTF-8 has bytes for: JSON can name halves of letters."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def prompt_of(instruction: str, about: str) -> str:

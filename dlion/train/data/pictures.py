@@ -10,11 +10,13 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from dlion.train.data.cache import Arrays, cached_arrays
+from dlion.train.data.picture import decoded
 from dlion.train.data.sets import ImageSet, Split, image_set
+from dlion.train.legal import shown
 
+MOST_BYTES = 2**28  # of an image's file: archives may hold much in little
 _TRAIN, _VALID = {"train"}, {"test", "val", "valid"}
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -59,6 +61,10 @@ def _archive_members(archive: Path) -> Iterator[tuple[str, bytes]]:
         with tarfile.open(archive, "r|*") as tar:
             for member in tar:
                 if member.isfile() and _is_picture(PurePosixPath(member.name).name):
+                    if member.size > MOST_BYTES:
+                        raise ValueError(
+                            f"{archive}: {shown(member.name)} has {member.size:,} bytes, too many for an image"
+                        )
                     content = tar.extractfile(member)
                     assert content is not None, "regular files have content"
                     yield member.name, content.read()
@@ -97,11 +103,7 @@ def _decode(members: Iterable[tuple[str, bytes]], source: Path) -> Arrays:
 
 
 def _pixels(content: bytes, name: str) -> npt.NDArray[np.uint8]:
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{name} is no readable image ({error}); remove or replace it") from None
+    return np.asarray(decoded(io.BytesIO(content), name))
 
 
 def _finish(arrays: Arrays, source: Path, cached: str) -> ImageSet:

@@ -1,10 +1,10 @@
 """Where the shapes of a model come from: a count, a model of the application, or the headers of its files."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from dlion.train.config import unknown_name
+from dlion.train.json_text import from_json
 from dlion.train.plan.settings import DEFAULT_WORKERS, PlanConfig
 from dlion.train.plan.sizes import Shape, Sizes
 from dlion.train.recipes import Recipe, locate, read_recipe
@@ -50,7 +50,7 @@ def header_shapes(path: Path) -> list[Shape]:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= HEADER_LIMIT:
                 raise ValueError("its header has no possible length")
-            header = json.loads(file.read(length))
+            header = from_json(file.read(length))
         return [tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"]
     except OSError as error:
         raise ValueError(f"--safetensors {path} cannot be read: {error.strerror}.") from None
