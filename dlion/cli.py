@@ -68,7 +68,8 @@ def train(
         TOML file with flags as keys, such as the config.toml of a run, or the name of one of `dlion recipes`. Flags on
         the command line win.
     resume
-        Folder of a run to continue from its last checkpoint. --steps lengthens it.
+        Folder of a run to continue from its last whole checkpoint. --steps lengthens it; with another number of
+        workers, all start from the mean of the saved momenta.
     dry_run
         Train nothing: print the size of the model, steps, tokens, and bytes for each worker.
     """

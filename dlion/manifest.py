@@ -11,7 +11,7 @@ from typing import Any
 
 from dlion.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2  # 1 was that of `dlion train` before there were checkpoints for everybody
 NAME = "manifest.json"
 
 

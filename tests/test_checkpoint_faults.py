@@ -98,7 +98,7 @@ def change(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("act", "said"),
     [
-        (change("format", to=2), "has format 2 and this version of dlion reads format 1"),
+        (change("format", to=3), "has format 3 and this version of dlion reads format 2"),
         (change("format", to="1"), "has no format"),
         (change("workers", to=0), "lists no files of workers"),
         (change("workers", to=True), "workers in manifest.json is 'True'"),
@@ -122,7 +122,7 @@ def test_a_manifest_is_not_believed_blindly(act: Callable[[Any], None], said: st
         victim.write_bytes(intact)
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "[" * 100_000, "1" * 5000, "\xff", '{"format": 1}'])
+@pytest.mark.parametrize("text", ["", "null", "[]", "[" * 100_000, "1" * 5000, "\xff", '{"format": 2}'])
 def test_what_is_no_manifest_is_a_named_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointError):

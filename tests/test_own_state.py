@@ -17,7 +17,7 @@ from world import succeed, world
 from dlion import Distributed, checkpoint
 from dlion.methods import METHODS
 
-GOLDEN = Path(__file__).parent / "golden" / "checkpoint-1"
+GOLDEN = Path(__file__).parent / "golden" / "checkpoint-format-2"
 
 
 def through_file(value: Any) -> Any:

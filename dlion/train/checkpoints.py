@@ -1,57 +1,66 @@
-"""Checkpoints of a run: complete or absent, verified before anything in them is unpickled.
+"""Checkpoints of a run, by `dlion.checkpoint`: written while training goes on, and found again.
 
     checkpoints/step-00000500/
-      rank-0.pt ... rank-N.pt   each worker's momentum, buffers and byte counters (all differ between workers)
-      model.safetensors         the parameters, equal on all workers
-      best.safetensors          the run's model.safetensors at that time
-      manifest.json             flags and progress of the run; length and SHA-256 of every file; written last
+      .metadata, __0_0.distcp ...   parameters, and each worker's momenta, buffers and counters
+      best.safetensors              the run's model.safetensors at that time
+      manifest.json                 flags, data and progress of the run; length and SHA-256 of every file
 
-The folder gets its name when everything is in it. The last two are kept.
+The last ones are kept, and the one with the best validation metric.
 """
 
-import hashlib
-import json
-import os
-import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
-from torch import nn
+from dlion import checkpoint
+from dlion.errors import CheckpointError
+from dlion.manifest import Manifest
+from dlion.saving import Saving
+from dlion.train.config import Settled, to_flags
+from dlion.train.data import DataInfo
+from dlion.train.runs import Record, RunFolder, finite
+from dlion.train.weights import share
+from dlion.train.workers import Workers
 
-from dlion.train.config import to_flags
-from dlion.train.json_text import from_json
-from dlion.train.runs import Record, RunFolder, draft_of, finite, naming, write_whole
-from dlion.train.workers import State, Workers
-
-KEPT = 2
-MODELS = ("model.safetensors", "best.safetensors")
-FORMAT = 1
+BEST = "best.safetensors"
+SIZE_OF_GROUP = ("workers", "simulate", "batch-size", "batch-sizes")  # a run may go on with others
+MAY_CHANGE = ("steps", "data", "keep-checkpoints", *SIZE_OF_GROUP)  # and is the same run
 
 
 @dataclass
 class Progress:
-    """How far a run has come: everything the loop knows besides tensors."""
+    """How far a run has come: everything the loop knows besides tensors.
+
+    Attributes:
+        checkpoints: how many were written. held_up: seconds for which they held up training.
+    """
 
     step: int = 0
+    samples: int = 0
     loss: float | None = None
     seconds: float = 0.0
     seconds_total: float = 0.0
     best_step: int = 0
     best_loss: float | None = None
     best_accuracy: float | None = None
+    checkpoints: int = 0
+    held_up: float = 0.0
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files were found to be whole."""
+    """A checkpoint whose files were found to be whole.
+
+    Attributes:
+        workers: how many were saved. remarks: what is wrong with newer ones.
+    """
 
     path: Path
     progress: Progress
+    workers: int
+    remarks: tuple[str, ...] = ()
 
 
 def is_best(progress: Progress, step: int, record: Record) -> bool:
@@ -66,179 +75,144 @@ def is_best(progress: Progress, step: int, record: Record) -> bool:
     return bool(better)
 
 
-def save_weights(model: nn.Module, path: Path) -> None:
-    """Write a model as safetensors, whole or not at all; tensors that share memory are stored once."""
-    with draft_of(path) as temporary:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # what the user's umask allows; safetensors makes its files private
-        try:
-            save_model(model, str(temporary))
-        except SafetensorError as error:
-            raise _of_the_system(error, path) from error
-        temporary.chmod(mode)
-        _sync(temporary)
+class Keeper:
+    """Writes the checkpoints of a run and deletes those that are not kept; all workers of all processes do the same.
 
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Read what `save_weights` wrote.
-
-    Raises:
-        ValueError: the file is missing, damaged, or of another model; the model may have changed.
+    Args:
+        data: that the run is trained on.
     """
-    try:
-        load_model(model, str(path), device=str(next(model.parameters()).device))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path} is missing, damaged or holds another model ({reason}).") from None
 
+    def __init__(self, folder: RunFolder, config: Settled, workers: Workers, data: DataInfo) -> None:
+        self._folder, self._workers, self._keep = folder, workers, config.keep_checkpoints
+        self._about = {"run": _what_run(config), "data": {"name": data.name, "sha256": data.sha256}}
+        self._saving: Saving | None = None
 
-def weights_of(start: Path) -> Path:
-    """The file of parameters that `--init-from` names: itself, or the best model in the folder of a run."""
-    return start / "model.safetensors" if start.is_dir() else start
+    def save(self, progress: Progress) -> None:
+        """Begin to write one, after the one before.
 
-
-def save(folder: RunFolder, workers: Workers, progress: Progress) -> None:
-    """Write a checkpoint together with the workers of other processes.
-
-    Raises:
-        RuntimeError: the workers do not share this folder.
-    """
-    final = folder.checkpoints / f"step-{progress.step:08d}"
-    draft = folder.checkpoints / f".{final.name}.tmp"
-    if 0 in workers.here:
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-    workers.barrier()
-    written = workers.gathered([_write_state(draft / f"rank-{rank}.pt", workers.state(rank)) for rank in workers.here])
-    if 0 in workers.here:
-        files = {f"rank-{rank}.pt": fingerprint for rank, fingerprint in enumerate(written)}
-        save_weights(workers.model, draft / "model.safetensors")
-        _share(folder.best_model, draft / "best.safetensors")
-        for name in MODELS:
-            files[name] = _fingerprint(draft / name)
-        missing = [name for name in files if not (draft / name).is_file()]
-        if missing:
-            raise RuntimeError(f"{missing[0]} is not in {draft}: all workers must see the same --out folder.")
+        Raises:
+            CheckpointError: the one before could not be written.
+        """
+        started = perf_counter()
+        self.finish()
+        progress.checkpoints += 1
         state = {key: finite(value) for key, value in asdict(progress).items()}
-        manifest = {"format": FORMAT, "run": _what_run(folder), "progress": state, "files": files}
-        write_whole(draft / "manifest.json", json.dumps(manifest, indent=1).encode())
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(draft, final)
-        _sync(folder.checkpoints)
-        for old in _all(folder)[:-KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
-    workers.barrier()
+        self._saving = checkpoint.save(
+            _path(self._folder, progress.step),
+            self._workers.model,
+            self._workers.optimizer,
+            notes=self._about | {"progress": state},
+            files={BEST: self._folder.best_model},
+            asynchronous=True,
+        )
+        progress.held_up += perf_counter() - started
+
+    def finish(self) -> None:
+        """Return when the last one is complete, and only those are there that are kept.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if self._saving is None:
+            return
+        saving, self._saving = self._saving, None
+        saving.wait()
+        if 0 in self._workers.here:
+            for step in _outdated(_steps(self._folder), self._folder.records(), self._keep):
+                shutil.rmtree(_path(self._folder, step), ignore_errors=True)
 
 
-def _of_the_system(error: SafetensorError, path: Path) -> Exception:
-    """What the system said, as Python's own writing would raise it: "... (os error 28)" is a full disk."""
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error
+def _outdated(steps: list[int], records: list[Record], keep: int) -> list[int]:
+    """The checkpoints that go: all but the last ones and the best of those that were evaluated."""
+    judged = [record for record in records if record["step"] in steps and record.get("val_loss") is not None]
+    best = min(judged, key=lambda record: (-record.get("val_accuracy", 0.0), record["val_loss"]), default=None)
+    return [step for step in steps[:-keep] if best is None or step != best["step"]]
 
 
-def _write_state(path: Path, state: State) -> dict[str, Any]:
-    """Write one worker's own state; the fingerprint of the file."""
-    with naming(path), path.open("wb") as file:  # given a path, torch says of a full disk that a position is wrong
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    return _fingerprint(path)
-
-
-def _what_run(folder: RunFolder) -> Record:
-    """The flags that make a run what it is: it may be lengthened, and its data may lie elsewhere."""
-    flags = to_flags(folder.read_config())
-    return {flag: value for flag, value in flags.items() if flag not in ("steps", "data")}
-
-
-def latest(folder: RunFolder, workers: int) -> Checkpoint:
-    """The newest checkpoint of a run of so many workers, after comparing every file with its manifest.
+def latest(folder: RunFolder, config: Settled, data: DataInfo) -> Checkpoint:
+    """The newest checkpoint that is whole, after comparing every file of it with its manifest.
 
     Raises:
-        ValueError: there is none, or it is damaged.
+        ValueError: there is none; or it is of another run, or of a run on other data.
     """
-    found = _all(folder)
-    if not found:
+    steps = _steps(folder)
+    if not steps:
         raise ValueError(f"{folder.path} has no checkpoint to resume from: start it again without --resume.")
-    path = found[-1]
-    advice = (
-        f"delete {path} to resume from the checkpoint before it"
-        if len(found) > 1
-        else "start the run again without --resume"
+    remarks: list[str] = []
+    for step in reversed(steps):
+        try:
+            manifest = checkpoint.verify(_path(folder, step))
+            progress = _progress(manifest.notes.get("progress"), step)
+        except CheckpointError as error:
+            remarks.append(str(error).removesuffix(": take another one"))
+            continue
+        _check_run(folder, config, data, manifest)
+        return Checkpoint(_path(folder, step), progress, manifest.workers, tuple(remarks))
+    raise ValueError(
+        f"{folder.path} has no checkpoint that is whole ({remarks[0]}): start the run again without --resume."
     )
-    try:
-        manifest = from_json((path / "manifest.json").read_bytes())
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"format {manifest['format']!r} is not {FORMAT}, the one this version of dlion reads")
-        if manifest["run"] != _what_run(folder):
-            raise ValueError("it belongs to a run with other flags than config.toml says")
-        progress = _progress(manifest["progress"])
-        files: dict[str, dict[str, Any]] = manifest["files"]
-        broken = next((name for name in _names(workers) if _fingerprint(path / name) != files.get(name)), None)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"the checkpoint {path} is damaged ({type(error).__name__}: {error}): {advice}.") from None
-    if broken:
-        raise ValueError(f"the checkpoint {path} is damaged ({broken} is not what its manifest says): {advice}.")
-    return Checkpoint(path, progress)
 
 
-def restore(checkpoint: Checkpoint, workers: Workers) -> None:
+def _check_run(folder: RunFolder, config: Settled, data: DataInfo, manifest: Manifest) -> None:
+    if manifest.notes.get("run") != _what_run(config):
+        raise ValueError(
+            f"the checkpoints in {folder.checkpoints} belong to a run with other flags than {folder.config_file} says: "
+            "put that file right."
+        )
+    told: Any = manifest.notes.get("data")
+    sha256 = told.get("sha256") if isinstance(told, dict) else None
+    if sha256 != data.sha256:
+        raise ValueError(
+            f"{folder.path} was trained on other data ({told}) than there is now (SHA-256 {data.sha256}): "
+            "give its own with --data."
+        )
+
+
+def restore(found: Checkpoint, workers: Workers) -> None:
     """Put the workers of this process back where they were when the checkpoint was written."""
-    load_weights(workers.model, checkpoint.path / "model.safetensors")
-    for rank in workers.here:
-        state = torch.load(checkpoint.path / f"rank-{rank}.pt", map_location="cpu", weights_only=True)
-        workers.restore(rank, state)
+    checkpoint.load(found.path, workers.model, workers.optimizer)
 
 
-def rewind(folder: RunFolder, checkpoint: Checkpoint) -> None:
+def rewind(folder: RunFolder, found: Checkpoint) -> None:
     """Undo what the run wrote after this checkpoint, so that going on writes it again."""
-    folder.forget_from(checkpoint.progress.step)
+    folder.forget_from(found.progress.step)
     for outdated in (folder.summary_file, folder.report_file, folder.last_model, folder.failure_log):
         outdated.unlink(missing_ok=True)
-    _share(checkpoint.path / "best.safetensors", folder.best_model)
+    later = [_path(folder, step) for step in _steps(folder) if step > found.progress.step]
+    for path in [*later, *folder.checkpoints.glob(".*.tmp")]:
+        shutil.rmtree(path, ignore_errors=True)
+    share(found.path / BEST, folder.best_model)
 
 
-def _names(workers: int) -> list[str]:
-    return [*(f"rank-{rank}.pt" for rank in range(workers)), *MODELS]
+def _what_run(config: Settled) -> Record:
+    """The flags that make a run what it is."""
+    return {flag: value for flag, value in to_flags(config).items() if flag not in MAY_CHANGE}
 
 
-def _progress(told: dict[str, Any]) -> Progress:
-    """What a manifest tells, in which numbers that are not finite are null."""
-    progress = Progress(**told)
-    counts = (progress.step, progress.best_step)
-    numbers = (progress.seconds, progress.seconds_total)
-    if not all(type(count) is int and 0 <= count <= progress.step for count in counts):
-        raise ValueError(f"its steps are {counts}")
-    if not all(isinstance(number, (int, float)) for number in numbers):
-        raise ValueError(f"its seconds are {numbers}")
+def _progress(told: Any, step: int) -> Progress:
+    """What a manifest tells, in which numbers that are not finite are null.
+
+    Raises:
+        CheckpointError: that is no progress to `step`.
+    """
+    try:
+        progress = Progress(**told)
+        counts = (progress.step, progress.best_step, progress.samples, progress.checkpoints)
+        numbers = (progress.seconds, progress.seconds_total, progress.held_up)
+        right = all(type(count) is int and count >= 0 for count in counts)
+        right = right and progress.best_step <= progress.step == step
+        right = right and all(type(number) in (int, float) for number in numbers)
+    except TypeError:
+        right = False
+    if not right:
+        raise CheckpointError(f"the checkpoint of step {step} is damaged (its progress is {str(told)[:200]})")
     return progress
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
+def _path(folder: RunFolder, step: int) -> Path:
+    return folder.checkpoints / f"step-{step:08d}"
 
 
-def _share(source: Path, target: Path) -> None:
-    """Give `target` the content of `source` without copying: files of a run are replaced, never changed."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(source, temporary)
-    except OSError:
-        shutil.copyfile(source, temporary)
-    os.replace(temporary, target)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _all(folder: RunFolder) -> list[Path]:
-    found = [path for path in folder.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+def _steps(folder: RunFolder) -> list[int]:
+    found = [path.name.removeprefix("step-") for path in folder.checkpoints.glob("step-*")]
+    return sorted(int(number) for number in found if number.isdecimal())

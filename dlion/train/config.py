@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import Parameter
 
+from dlion.train.checkpoint_flags import CheckpointFlags
 from dlion.train.legal import require as require
 from dlion.train.legal import shown
 from dlion.train.method_flags import FIXED, MethodFlags
@@ -27,13 +28,13 @@ INSTEAD = {
     "batch-sizes": "batch-size",
     "steps": "epochs",
 }  # one stands in the place of the other
-COUNTS = "workers simulate steps epochs batch_size accumulate threads log_every eval_every save_every".split()
+COUNTS = "workers simulate steps epochs batch_size accumulate threads log_every eval_every".split()
 DEFAULT_LR = 1e-3
 LION_BETAS = (0.9, 0.99)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(ModelShape, Reading, MethodFlags):
+class TrainConfig(ModelShape, Reading, MethodFlags, CheckpointFlags):
     """One run. Each field is a flag of `dlion train` and a key of its TOML file (batch_size: batch-size).
 
     Raises:
@@ -95,12 +96,11 @@ class TrainConfig(ModelShape, Reading, MethodFlags):
     """Steps between two lines of metrics.jsonl."""
     eval_every: int = 50
     """Steps between two evaluations on the validation set."""
-    save_every: int = 500
-    """Steps between two checkpoints; the last step always writes one."""
 
     def __post_init__(self) -> None:
         self.check_shape()
         self.check_reading()
+        self.check_checkpoints()
         for flag in COUNTS:
             value = getattr(self, flag)
             require(value is None or value >= 1, flag, value, "at least 1")

@@ -1,5 +1,6 @@
 """What files tell the command: the flags of a run or a recipe, and the study of one. Nothing here imports torch."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def from_files(app: App, commands: tuple[str, ...], arguments: Any) -> None:
             recipe.missing({flag.removeprefix("--") for flag in given})
     elif "--resume" in given:
         path = _config_of(Path(given["--resume"][0].value))
-        values = read_toml(path)
+        values = _of_this_group(read_toml(path))
     else:
         return
     flags = {argument.name.removeprefix("--") for argument in arguments} - {
@@ -46,6 +47,13 @@ def from_files(app: App, commands: tuple[str, ...], arguments: Any) -> None:
     if "--steps" in given:
         values.pop("shared-epochs", None)
     Dict(values, source=str(path), use_commands_as_keys=False)(app, commands, arguments)
+
+
+def _of_this_group(values: dict[str, Any]) -> dict[str, Any]:
+    """The flags of a run that goes on; under a launcher, as many workers as that has started."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return {key: value for key, value in values.items() if key not in ("workers", "simulate")}
+    return values
 
 
 def _config_of(run: Path) -> Path:

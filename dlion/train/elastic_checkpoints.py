@@ -10,7 +10,7 @@ import torch.distributed as dist
 import dlion.checkpoint
 from dlion.crew import Crew
 from dlion.errors import CheckpointError, ExchangeError
-from dlion.train.checkpoints import KEPT, Progress
+from dlion.train.checkpoints import Progress
 from dlion.train.runs import RunFolder, finite
 
 ALONE = Crew(1, (0,), None)
@@ -38,7 +38,7 @@ def save(run: "ElasticRun") -> None:
     if run.leads:
         if last and not dlion.checkpoint.is_complete(final):
             _write(run, ALONE)
-        for old in _all(run.folder)[:-KEPT]:
+        for old in _all(run.folder)[: -run.config.keep_checkpoints]:
             shutil.rmtree(old, ignore_errors=True)
 
 

@@ -27,6 +27,7 @@ from dlion.train.progress import Display, display, results
 from dlion.train.report import write_report
 from dlion.train.runs import Record, RunFolder
 from dlion.train.tasks import Task
+from dlion.train.weights import save_weights
 
 
 @dataclass
@@ -145,7 +146,7 @@ class ElasticRun:
             ).tolist()
             self._share = [done, place, len(here), *share]
             if self.leads:
-                checkpoints.save_weights(self.trainee.model, self._candidate)
+                save_weights(self.trainee.model, self._candidate)
         return self._record()
 
     def _record(self) -> Record:
@@ -216,11 +217,11 @@ class ElasticRun:
         metrics = validation(task, [whole])
         record |= metrics
         if checkpoints.is_best(self.progress, done, metrics):
-            checkpoints.save_weights(self.trainee.model, self.folder.best_model)
+            save_weights(self.trainee.model, self.folder.best_model)
         self.folder.forget_from(done)
         self.folder.append(record)
         self.screen.show(record)
-        checkpoints.save_weights(self.trainee.model, self.folder.last_model)
+        save_weights(self.trainee.model, self.folder.last_model)
         summary = summary_of(config, self.trainee, task, self.progress, record)
         self.folder.write_summary(summary | {"elastic": True})
         write_report(self.folder, config, summary)

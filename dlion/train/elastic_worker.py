@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from dlion.elastic import Elastic
-from dlion.train import checkpoints
 from dlion.train.config import from_flags
 from dlion.train.elastic_loop import ElasticRun, Trainee
 from dlion.train.jobs import task_of
 from dlion.train.models import build_model
 from dlion.train.ranks import handle_signals, threads_for
 from dlion.train.runs import RunFolder
+from dlion.train.weights import load_weights, weights_of
 from dlion.train.workers import choices
 
 FAILED = 1
@@ -75,7 +75,7 @@ def _prepared(told: Task, received: list[int]) -> ElasticRun:
     torch.manual_seed(config.seed)
     model = build_model(config.model, task_of(config), config)
     if config.init_from is not None:
-        checkpoints.load_weights(model, checkpoints.weights_of(Path(config.init_from)))
+        load_weights(model, weights_of(Path(config.init_from)))
     device = torch.device("cuda", told.number) if told.device == "cuda" else torch.device("cpu")
     model = model.to(device)
     optimizer = Elastic(

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import torch
 
-from dlion.train.checkpoints import load_weights
 from dlion.train.config import Settled
 from dlion.train.jobs import task_of
 from dlion.train.loop import validation
 from dlion.train.models import build_model
 from dlion.train.runs import Record, RunFolder
 from dlion.train.tasks import Task
+from dlion.train.weights import load_weights
 
 
 def print_metrics(path: Path, data: str | None) -> None:

@@ -19,6 +19,7 @@ from dlion.train.models import build_model
 from dlion.train.reading import AS_USUAL, Reading, reading_of
 from dlion.train.runs import RunFolder, differences
 from dlion.train.tasks import Task, load_task
+from dlion.train.weights import load_weights, weights_of
 from dlion.train.workers import choices
 
 
@@ -46,15 +47,20 @@ class Job:
         return {
             "config": to_flags(self.config),
             "folder": str(self.folder.path),
-            "checkpoint": {"path": str(point.path), "progress": asdict(point.progress)} if point else None,
+            "checkpoint": asdict(point) | {"path": str(point.path)} if point else None,
         }
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> "Job":
         """The inverse of `to_json`."""
         point = told["checkpoint"]
-        checkpoint = Checkpoint(Path(point["path"]), Progress(**point["progress"])) if point else None
-        return cls(from_flags(told["config"]), RunFolder(Path(told["folder"])), checkpoint)
+        return cls(
+            from_flags(told["config"]),
+            RunFolder(Path(told["folder"])),
+            Checkpoint(Path(point["path"]), Progress(**point["progress"]), point["workers"], tuple(point["remarks"]))
+            if point
+            else None,
+        )
 
 
 @cache
@@ -131,16 +137,11 @@ def open_run(config: Settled, place: Place) -> Job | None:
     """
     if place.resume is None:
         if config.init_from is not None:  # damage is found before there is a folder
-            start = checkpoints.weights_of(Path(config.init_from))
-            checkpoints.load_weights(build_model(config.model, task_of(config), config), start)
+            start = weights_of(Path(config.init_from))
+            load_weights(build_model(config.model, task_of(config), config), start)
         return Job(config, RunFolder.create(place.out, place.name, config))
     folder = RunFolder.existing(place.resume)
-    stored = folder.read_config()
-    other = [text for text in differences(config, stored) if not text.startswith("--steps ")]
-    if other:
-        raise ValueError(
-            f"{folder.path} holds a different run ({other[0]}): only --steps can change when a run is resumed."
-        )
+    _check_same_run(folder, config)
     folder.hold()
     try:
         checkpoint = _point(folder, config)
@@ -153,10 +154,24 @@ def open_run(config: Settled, place: Place) -> Job | None:
     return Job(config, folder, checkpoint)
 
 
+def _check_same_run(folder: RunFolder, config: Settled) -> None:
+    """Raise a ValueError where a run to go on differs in more than it may."""
+    stored = folder.read_config()
+    free = {"steps", "keep-checkpoints", "workers", "simulate"}
+    if config.workers != stored.workers:
+        free |= {"batch-size", "batch-sizes"}
+    other = [text for text in differences(config, stored) if text.split()[0].removeprefix("--") not in free]
+    if other:
+        raise ValueError(
+            f"{folder.path} holds a different run ({other[0]}): only --steps, --keep-checkpoints and the number of "
+            "workers (with it, their batch sizes) can change when a run is resumed."
+        )
+
+
 def _point(folder: RunFolder, config: Settled) -> Checkpoint | None:
     """Where to go on; None when the run is finished already, which is said on the terminal."""
     folder.records()  # damaged ones are found before any worker starts
-    checkpoint = checkpoints.latest(folder, config.workers)
+    checkpoint = checkpoints.latest(folder, config, task_of(config).info)
     reached = checkpoint.progress.step
     if config.steps < reached:
         raise ValueError(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import dlion
 from dlion.train import checkpoints
-from dlion.train.checkpoints import Progress
+from dlion.train.checkpoints import Keeper, Progress
 from dlion.train.config import Settled, learning_rate
 from dlion.train.jobs import Job, task_of
 from dlion.train.models import build_model
@@ -20,6 +20,7 @@ from dlion.train.progress import Display, display, results
 from dlion.train.report import write_report
 from dlion.train.runs import Record
 from dlion.train.tasks import Task
+from dlion.train.weights import load_weights, save_weights, weights_of
 from dlion.train.workers import Place, Trainees, Workers
 
 
@@ -45,12 +46,14 @@ def train(job: Job, place: Place) -> None:
     spent_before = progress.seconds_total
     screen = display(config.steps, workers.here[0])
     screen.say(*_opening(job, workers, task))
+    keeper = Keeper(job.folder, config, workers, task.info)
 
     while progress.step < config.steps:
         if due(progress.step, config.log_every) or due(progress.step, config.eval_every):
             _record(job, workers, task, progress, screen)
         started = time.perf_counter()
         progress.step += 1
+        progress.samples += config.samples_per_step
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, progress.step)
         losses = [gradients_of(config, workers, task, rank, progress.step) for rank in workers.here]
@@ -62,15 +65,17 @@ def train(job: Job, place: Place) -> None:
         if stopped or due(progress.step, config.save_every) or progress.step == config.steps:
             progress.seconds_total = spent_before + time.time() - job.started
             with workers.during("checkpoint"):
-                checkpoints.save(job.folder, workers, progress)
+                keeper.save(progress)
         if stopped:
+            keeper.finish()
             screen.close()
             screen.say(f"stopped after step {progress.step}; go on with: dlion train --resume {job.folder.path}")
             return
 
     last = _record(job, workers, task, progress, screen, final=True)
+    keeper.finish()
     if leads:
-        checkpoints.save_weights(model, job.folder.last_model)
+        save_weights(model, job.folder.last_model)
         progress.seconds_total = spent_before + time.time() - job.started
         summary = summary_of(config, workers, task, progress, last)
         job.folder.write_summary(summary)
@@ -86,7 +91,7 @@ def _gather(job: Job, place: Place, task: Task) -> Workers:
     torch.manual_seed(config.seed)
     model = build_model(config.model, task, config)
     if config.init_from is not None and job.checkpoint is None:
-        checkpoints.load_weights(model, checkpoints.weights_of(Path(config.init_from)))
+        load_weights(model, weights_of(Path(config.init_from)))
     workers = place.workers(config, model.to(place.device))
     torch.set_num_threads(workers.threads)
     return workers
@@ -98,8 +103,18 @@ def _opening(job: Job, workers: Workers, task: Task) -> list[str]:
     who = f"{size} {kind}{'s' if size > 1 else ''} on {workers.device.type}"
     threads = f"{workers.threads} thread{'s' if workers.threads > 1 else ''} each"
     setting = f"{config.method} ({workers.optimizer.kernels} kernels), {who}, {threads}"
-    resumed = [f"resumed after step {job.checkpoint.progress.step}"] if job.checkpoint else []
-    return [f"{config.task} with {config.model}, {setting}: {job.folder.path}", task.info.note, *resumed]
+    return [f"{config.task} with {config.model}, {setting}: {job.folder.path}", task.info.note, *_resumed(job)]
+
+
+def _resumed(job: Job) -> list[str]:
+    """What to say of the checkpoint from which a run goes on."""
+    found = job.checkpoint
+    if found is None:
+        return []
+    now, before = job.config.workers, found.workers
+    here, there = f"{now} worker{'s' if now > 1 else ''}", f"{'were' if before > 1 else 'was'} {before}"
+    other = f", with {here} where there {there}: all start from the mean of the saved momenta" if now != before else ""
+    return [*found.remarks, f"resumed after step {found.progress.step}{other}"]
 
 
 def gradients_of(config: Settled, workers: Trainees, task: Task, rank: int, step: int) -> Tensor:
@@ -133,7 +148,6 @@ def gradients_of(config: Settled, workers: Trainees, task: Task, rank: int, step
 def _record(job: Job, workers: Workers, task: Task, progress: Progress, screen: Display, final: bool = False) -> Record:
     """Write the record of the steps done so far, with an evaluation when one is due."""
     config, stats = job.config, workers.optimizer.stats
-    samples = progress.step * config.samples_per_step
     record: Record = {"step": progress.step}
     if progress.step:
         record |= {"loss": progress.loss, "lr": learning_rate(config, progress.step)}
@@ -146,7 +160,8 @@ def _record(job: Job, workers: Workers, task: Task, progress: Progress, screen: 
         "bits_per_param_sent": stats.bits_per_param_sent,
         "ratio": stats.ratio,
         "seconds": progress.seconds,
-        "samples_per_s": samples / progress.seconds if progress.seconds else 0.0,
+        "samples_per_s": progress.samples / progress.seconds if progress.seconds else 0.0,
+        "checkpoint_seconds": progress.held_up,
     }
     if 0 in workers.here:
         job.folder.append(record)
@@ -177,7 +192,7 @@ def validation(task: Task, shares: list[list[float]]) -> Record:
 def _keep_best(job: Job, workers: Workers, progress: Progress, record: Record) -> None:
     """Keep the model as the run's best when its accuracy (without one: its loss) is the best so far."""
     if checkpoints.is_best(progress, progress.step, record) and 0 in workers.here:
-        checkpoints.save_weights(workers.model, job.folder.best_model)
+        save_weights(workers.model, job.folder.best_model)
 
 
 def summary_of(config: Settled, workers: Trainees, task: Task, progress: Progress, last: Record) -> Record:
@@ -207,6 +222,8 @@ def summary_of(config: Settled, workers: Trainees, task: Task, progress: Progres
         "seconds": progress.seconds,
         "seconds_total": progress.seconds_total,
         "samples_per_s": last["samples_per_s"],
+        "checkpoints": progress.checkpoints,
+        "checkpoint_seconds": progress.held_up,
         "lr": config.lr,
         "device": workers.device.type,
         "threads": workers.threads,

@@ -122,9 +122,14 @@ def results(folder: RunFolder, summary: Record) -> list[str]:
         f"best: {_quality(summary, 'best_')} at step {summary['best_step']}: {folder.best_model.name}",
         f"each worker sent {summary['bits_per_param_sent']:.2f} bits per parameter and step, "
         f"{summary['bytes_sent'] / 1e6:,.2f} MB in all, {less} an fp32 ring all-reduce",
+        f"{_count(summary['checkpoints'], 'checkpoint')} held up training for {summary['checkpoint_seconds']:.2f} s",
         f"report: {folder.report_file}",
         f"run folder: {folder.path}",
     ]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _quality(summary: Record, which: str) -> str:

@@ -16,8 +16,6 @@ from dlion.channel import Channel
 from dlion.simulate import Simulation
 from dlion.train.config import Settled
 
-State = dict[str, Any]
-
 
 class Stop(Protocol):
     """Whether a signal ends the run."""
@@ -76,12 +74,6 @@ class Workers(Trainees, Protocol):
     def synchronize_buffers(self) -> None:
         """Give all workers the same buffers."""
 
-    def state(self, rank: int) -> State:
-        """What a worker here needs to go on later, beside the parameters."""
-
-    def restore(self, rank: int, state: State) -> None:
-        """Put a worker here back where it was."""
-
 
 @dataclass(frozen=True)
 class OneOfMany:
@@ -119,21 +111,6 @@ class OneOfMany:
     def synchronize_buffers(self) -> None:
         dlion.synchronize_buffers(self.model)
 
-    def state(self, rank: int) -> State:
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "stats": self.optimizer.stats.state_dict(),
-            "buffers": {name: buffer.cpu() for name, buffer in self.model.named_buffers()},
-        }
-
-    def restore(self, rank: int, state: State) -> None:
-        buffers = dict(self.model.named_buffers())
-        with torch.no_grad():
-            for name, value in state["buffers"].items():
-                buffers[name].copy_(value)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.optimizer.stats.load_state_dict(state["stats"])
-
 
 @dataclass(frozen=True)
 class AllInOne:
@@ -167,18 +144,6 @@ class AllInOne:
 
     def synchronize_buffers(self) -> None:
         self.optimizer.synchronize_buffers()
-
-    def state(self, rank: int) -> State:
-        return {
-            "optimizer": self.optimizer.state_dict(rank),
-            "stats": self.optimizer.stats_of(rank).state_dict(),
-            "buffers": {name: buffer.cpu() for name, buffer in self.optimizer.buffers(rank).items()},
-        }
-
-    def restore(self, rank: int, state: State) -> None:
-        self.optimizer.load_buffers(state["buffers"], rank)
-        self.optimizer.load_state_dict(state["optimizer"], rank)
-        self.optimizer.stats_of(rank).load_state_dict(state["stats"])
 
 
 class Place(Protocol):

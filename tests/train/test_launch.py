@@ -40,7 +40,7 @@ def test_a_signal_ends_training_after_a_checkpoint(number: int, whole_group: boo
     step = records(tmp_path / "run")[-1]["step"] + 1
     assert f"stopped after step {step}; go on with: dlion train --resume run" in output
     manifest = json.loads((tmp_path / f"run/checkpoints/step-{step:08d}/manifest.json").read_text())
-    assert manifest["progress"]["step"] == step
+    assert manifest["notes"]["progress"]["step"] == step
     assert not (tmp_path / "run/summary.json").exists()
     if whole_group:
         lengthened, _ = dlion(["train", "--resume", "run", "--steps", str(step + 2)], tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import warnings
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 
 from dlion.cli import main
 from dlion.simulate import Simulation
+from dlion.stacked import Stacked
 from dlion.train import streams
 from dlion.train.config import TrainConfig, from_flags, settle, to_flags
 from dlion.train.simulated import Signals
@@ -25,7 +27,7 @@ FLAGS = ["train", "--log-every", "1", "--eval-every", "3", "--save-every", "4", 
 FLAGS += ["--accumulate", "2", "--clip-norm", "1", "--no-iid"]
 UNEQUAL = ["--batch-sizes", "2", "5", "3"]
 FEW = ["train", "--simulate", "2", "--steps", "1", "--batch-size", "2", "--eval-every", "9"]
-TIMES = ("seconds", "seconds_total", "samples_per_s")
+TIMES = ("seconds", "seconds_total", "samples_per_s", "checkpoint_seconds")
 MODELS = ("model.safetensors", "model-last.safetensors")
 
 
@@ -53,13 +55,14 @@ def here(arguments: list[str], status: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`real`, `simulated`, and `halves`, which is simulated, stopped after 5 of 8 steps and resumed."""
+    """`real`, `simulated`, and `halves`, which is simulated, stopped after 5 of 8 steps and resumed; `five`: before."""
     folder = tmp_path_factory.mktemp("trio")
     flags = [*FLAGS, *UNEQUAL, "--out", str(folder)]
     _, errors = dlion([*flags, "--workers", "3", "--steps", "8", "--name", "real"], folder)
     assert errors == ""
     here([*flags, "--simulate", "3", "--steps", "8", "--name", "simulated"])
     here([*flags, "--simulate", "3", "--steps", "5", "--name", "halves"])
+    shutil.copytree(folder / "halves", folder / "five")
     return folder
 
 
@@ -74,14 +77,24 @@ def test_a_simulated_run_is_the_real_one_to_the_byte(trio: Path) -> None:
 
 
 def test_every_worker_has_in_its_checkpoint_what_a_real_one_has(trio: Path) -> None:
+    real, simulated = (trio / run / "checkpoints/step-00000008" for run in ("real", "simulated"))
+    assert sorted(path.name for path in real.iterdir()) == sorted(path.name for path in simulated.iterdir())
     for rank in range(3):
-        states = [
-            torch.load(trio / run / f"checkpoints/step-00000008/rank-{rank}.pt", weights_only=True)
-            for run in ("real", "simulated")
-        ]
-        real, simulated = ([slot["exp_avg"] for slot in state["optimizer"]["state"].values()] for state in states)
-        assert len(real) > 0 and all(map(torch.equal, real, simulated))
-        assert states[0]["stats"]["bytes_sent"] == states[1]["stats"]["bytes_sent"] > 0
+        parts = [Stacked(each) for each in (real, simulated)]
+        mine, theirs = (part.rows([key for key in part.keys if key.startswith("own/")], rank) for part in parts)
+        assert len(mine) > 0 and mine.keys() == theirs.keys()
+        assert all(torch.equal(value, theirs[key]) for key, value in mine.items())
+        counted = [part.said(rank)["stats"]["bytes_sent"] for part in parts]
+        assert counted[0] == counted[1] > 0
+
+
+def test_a_simulated_run_goes_on_with_real_workers(trio: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(trio / "five", tmp_path / "run")
+    said, _ = dlion(["train", "--resume", "run", "--workers", "3", "--steps", "8"], tmp_path)
+    assert "resumed after step 5\n" in said and "3 workers on cpu" in said
+    for name in MODELS:
+        assert (trio / "simulated" / name).read_bytes() == (copied / name).read_bytes()
+    assert "workers = 3\n" in (copied / "config.toml").read_text()
 
 
 def test_a_resumed_simulation_is_one_that_never_stopped(trio: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import dlion
-from dlion.train.checkpoints import load_weights
 from dlion.train.data.encoders import Encoder, encoder
 from dlion.train.data.instructions import CONTEXT
 from dlion.train.few_shot.harness import Score, ask
@@ -18,6 +17,7 @@ from dlion.train.models import MODELS, Tokenised, build_model
 from dlion.train.optional import harness
 from dlion.train.pretrained import CAUSAL_LM, PretrainedLm
 from dlion.train.runs import RunFolder, write_whole
+from dlion.train.weights import load_weights
 
 FILE = "few-shot.json"
 
