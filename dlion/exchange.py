@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlion import agreement
+from dlion.agreement_rates import AgreementRates
 from dlion.channel import Channel
 from dlion.codecs import Moment
-from dlion.comparison import Guard, gathered
+from dlion.comparison import Guard, gathered, told
 from dlion.errors import AgreementError, NonFiniteGradientError, ranks_text
 from dlion.flight import Flight
 from dlion.header import NOBODY, BallotHeader, Status, VerdictHeader, worst
@@ -51,8 +52,7 @@ class Exchange:
         shared_state: the part of the state that all workers must share.
 
     Raises:
-        AgreementError: layouts, options, parameters or shared state differ between workers.
-        ExchangeError: a worker did not come.
+        AgreementError: layouts, options, parameters or shared state differ. ExchangeError: a worker did not come.
     """
 
     def __init__(
@@ -85,12 +85,11 @@ class Exchange:
             self.voting = voting_groups(group, options.timeout, owner)
         words = sum(bucket.words for bucket in self.layout.buckets)
         self.topology = choose_topology(options.topology, self.voting, stats, words, wire.replicate)
-        self.survey = Survey(self.voting.ballots if self.voting else None, stats, phases)
-        self.flight = Flight(phases)
-        self.begun = False
         channel = self.voting.ballots if self.voting else None
+        self.survey, self.flight, self.begun = Survey(channel, stats, phases), Flight(phases), False
         self._guard = Guard(channel, stats)
         self.verification = Verification(channel, options, stats, shared_state)
+        self._rates = AgreementRates(wire, self.workers)
 
     def bind(self, param_groups: list[dict[str, Any]], state: Any) -> None:
         """Take up these parameters and this state; the layout that others know stays as agreed."""
@@ -228,9 +227,19 @@ class Exchange:
         finally:
             self.end()
 
-    def guard(self) -> None:
-        """In the first steps, find out whether gradients had been averaged already: then nothing is saved."""
+    def compare(self, moved: bool, counts: bool = True) -> None:
+        """After a step, now and then: were gradients averaged before, who agrees with whom, are all replicas equal?
+
+        Args:
+            moved: whether a verdict was applied. counts: False for a worker who has not applied it with the others.
+
+        Raises: AgreementError: parameters, or state that all share, differ.
+        """
         self._guard.look(self.replica)
+        owners = self.voting.ballots if self.voting is not None and not self.topology.tallied_by_all else None
+        self._rates.close(self.t, owners, [self.stats])
+        if moved and self.verification.is_due(self.t + 1):
+            self.verification.compare(self.replica, self.t + 1, counts)
 
     def _fingerprint(self, param_groups: list[dict[str, Any]]) -> int:
         return agreement.layout_fingerprint(param_groups, self.options.agreed(self.workers))
@@ -246,7 +255,8 @@ class Exchange:
 
     def tally(self, own: BallotHeader, bucket: Bucket, shard_words: int) -> Counting:
         """The counting of one bucket's ballots, of which this worker's has the header `own`."""
-        return Tally(self.wire.count, own, bucket.first_word, shard_words)
+        observer = self._rates.sample(bucket, self.t, len(self.layout.buckets))
+        return Tally(self.wire.count, own, bucket.first_word, shard_words, observer)
 
     def _agree(self, voting: Voting, shared: list[Tensor]) -> None:
         """Compare fingerprints, parameters and shared state with the other workers', once for each layout."""
@@ -286,8 +296,6 @@ class Exchange:
             raise AgreementError(f"the layout changed on {ranks_text(changed)} alone after t={self.t} steps: {what}")
 
     def _reports(self, channel: Channel, status: Status) -> list[agreement.Report]:
-        own = agreement.report(self.param_groups, self.options.agreed(self.workers), self._announced, status)
-        reports = agreement.checked_reports(channel.gather_json(own))
-        sizes = [len(str(said)) for said in reports]  # near enough: these bytes only have to be kept apart
-        self.stats.checked(sizes[self.rank], sum(sizes) - sizes[self.rank])
-        return reports
+        agreed = self.options.agreed(self.workers)
+        own = agreement.report(self.param_groups, agreed, self._announced, status)
+        return agreement.checked_reports(told(channel, own, self.stats))

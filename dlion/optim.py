@@ -164,9 +164,7 @@ class Distributed(torch.optim.Optimizer):
         finally:
             exchange.end()
         self._advance(exchange, moved)
-        exchange.guard()
-        if moved and exchange.verification.is_due(exchange.t + moved):
-            exchange.verification.compare(exchange.replica, exchange.t + moved)
+        exchange.compare(moved)
         return loss
 
     def _verdicts(self, exchange: Exchange, steps: Steps) -> Iterator[Reading]:

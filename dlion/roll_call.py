@@ -97,7 +97,7 @@ class RollCall:
         self.rank: int = group.rank()
         self.size: int = group.size()
         self.t: int | None = None
-        self._phase: str | None = None
+        self._local = threading.local()  # a checkpoint may be written beside the steps
         self._taken = 0
         self._inquiry = Inquiry(self._store)
 
@@ -110,12 +110,17 @@ class RollCall:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Inside, every call belongs to `phase`, whatever channel it goes through."""
-        before, self._phase = self._phase, phase
+        """Inside, every call of this thread belongs to `phase`, whatever channel it goes through."""
+        before = self._phase
+        self._local.phase = phase
         try:
             yield
         finally:
-            self._phase = before
+            self._local.phase = before
+
+    @property
+    def _phase(self) -> str | None:
+        return getattr(self._local, "phase", None)
 
     def place(self, phase: str) -> str:
         """Where this worker stands: the phase at hand, else that of the channel it uses, and t."""
@@ -145,7 +150,8 @@ class RollCall:
                 return [rank for rank, name in enumerate(everyone) if not store.check([name])]
             return []
 
-        return self._inquiry.ask(meet, timeout + GRACE)
+        # asked by itself: checkpoints and steps may begin at once, and in another order elsewhere
+        return Inquiry(self._store).ask(meet, timeout + GRACE)
 
     def take(self, place: str) -> Roll | None:
         """Say where this worker stands, and hear where the others do, within `GRACE`; None: the store is silent."""

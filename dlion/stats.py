@@ -1,6 +1,10 @@
 """What the exchange cost: bytes handed to the network, calls, steps, abstentions."""
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+KEPT = 0.9  # of the votes counted before, when more are: the rates look back over some 10 samples, 100 steps
 
 
 @dataclass
@@ -11,7 +15,7 @@ class Stats:
         steps: steps that exchanged something (of one worker alone: steps taken).
         bytes_sent, bytes_received: ballots and verdicts.
         check_bytes_sent, check_bytes_received: start-up agreement, diagnoses, the first steps' gradient hash,
-            comparisons and repairs of replicas.
+            comparisons and repairs of replicas, agreement rates.
         calls: collective calls for ballots and verdicts.
         abstentions: ballots that did not count, over all workers and buckets.
         checks: comparisons of all workers' replicas.
@@ -19,6 +23,9 @@ class Stats:
         skipped: steps whose verdicts were not applied (nonfinite="skip", or nobody voted).
         fp32_ring_bytes: what a ring all-reduce of float32 gradients would have sent: `8 (N-1)/N` bytes per parameter.
         parameters_exchanged: trainable parameters times steps.
+        votes_agreed, votes_sampled: of each worker, votes that were the verdict's and votes that were looked at;
+            earlier ones count less and less.
+        vote_samples: how often some were looked at.
     """
 
     steps: int = 0
@@ -33,6 +40,20 @@ class Stats:
     skipped: int = 0
     fp32_ring_bytes: float = 0.0
     parameters_exchanged: int = 0
+    votes_agreed: list[float] = field(default_factory=list)
+    votes_sampled: list[float] = field(default_factory=list)
+    vote_samples: int = 0
+
+    @property
+    def agreement(self) -> list[float | None]:
+        """The share of each worker's votes that were the verdict's, among a few thousand of every tenth step, over some
+        100 steps back; None for a worker that has not voted. Empty before step 10, for one worker alone, and with
+        methods whose ballots have no signs.
+        """
+        return [
+            agreed / looked if looked else None
+            for agreed, looked in zip(self.votes_agreed, self.votes_sampled, strict=True)
+        ]
 
     @property
     def ratio(self) -> float:
@@ -66,11 +87,19 @@ class Stats:
         self.parameters_exchanged += parameters
         self.fp32_ring_bytes += 8 * (workers - 1) / workers * parameters
 
-    def state_dict(self) -> dict[str, float]:
-        """The counters as plain numbers."""
+    def voted(self, agreed: Sequence[int], looked: Sequence[int]) -> None:
+        """Count a sample of votes: of each worker, how many were the verdict's and how many were looked at."""
+        if len(self.votes_agreed) != len(agreed):  # as many workers as now; there may have been others
+            self.votes_agreed, self.votes_sampled, self.vote_samples = [0.0] * len(agreed), [0.0] * len(agreed), 0
+        self.votes_agreed = [KEPT * before + now for before, now in zip(self.votes_agreed, agreed, strict=True)]
+        self.votes_sampled = [KEPT * before + now for before, now in zip(self.votes_sampled, looked, strict=True)]
+        self.vote_samples += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counters as plain numbers, and lists of them."""
         return asdict(self)
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting from `state`.
 
         Raises:
@@ -82,4 +111,4 @@ class Stats:
                 f"statistics hold unknown counters {sorted(unknown)}: allowed are the fields of dlion.Stats"
             )
         for name, value in state.items():
-            setattr(self, name, value)
+            setattr(self, name, list(value) if isinstance(value, list) else value)

@@ -131,6 +131,19 @@ class Relay:
         return verdict
 
 
+class Observer(Protocol):
+    """Looks at ballots and their verdict while they are there.
+
+    Attributes:
+        voters: the ranks of the ballots that come, in their order.
+    """
+
+    voters: list[int]
+
+    def take(self, ballots: Tensor, verdict: Tensor, first: int) -> None:
+        """T[voters, planes, n] and T[planes, n] of a shard that starts at word `first` of its bucket."""
+
+
 @dataclass(frozen=True)
 class Tally:
     """The counting of one bucket: who may vote, and what they decided.
@@ -139,12 +152,14 @@ class Tally:
         counting: the pure function.
         own: this worker's ballot header, for the fields that all must share.
         first_word, shard_words: where the bucket starts in the layout, and how long a shard is.
+        observer: is shown the ballots and what they decide, in the few steps that somebody looks at them.
     """
 
     counting: Count
     own: BallotHeader
     first_word: int
     shard_words: int
+    observer: Observer | None = None
 
     @property
     def verdict_planes(self) -> int:
@@ -153,6 +168,8 @@ class Tally:
     def judge(self, headers: Tensor) -> tuple[Tensor, list[int]]:
         rows: Sequence[Sequence[int]] = headers.tolist()
         verdict, voters = judge([BallotHeader.decode(row) for row in rows], self.own)
+        if self.observer is not None:
+            self.observer.voters = voters
         return verdict.encode().to(headers.device), voters
 
     def count(self, ballots: Tensor, shard: int) -> Tensor:
@@ -161,7 +178,10 @@ class Tally:
             return ballots.new_zeros(self.width(width))
         planes = ballots.view(len(ballots), self.counting.ballot_planes, width // self.counting.ballot_planes)
         first_word = self.first_word + shard * self.shard_words
-        return self.counting(planes, first_word, self.own.t).reshape(-1)
+        verdict = self.counting(planes, first_word, self.own.t)
+        if self.observer is not None:
+            self.observer.take(planes, verdict, shard * self.shard_words)
+        return verdict.reshape(-1)
 
     def width(self, ballot_width: int) -> int:
         return ballot_width // self.counting.ballot_planes * self.counting.verdict_planes

@@ -33,6 +33,8 @@ class TolerantTally:
         said = [BallotHeader.decode(row) for row in headers.tolist()]
         verdict, voters, usual = judge_tolerantly(said, self._tally.own)
         self._tally = replace(self._tally, own=usual)
+        if self._tally.observer is not None:
+            self._tally.observer.voters = voters
         return verdict.encode().to(headers.device), voters
 
     def count(self, ballots: Tensor, shard: int) -> Tensor:

@@ -63,7 +63,14 @@ class Tally(Protocol):
 
 
 class Topology(Protocol):
-    """Who talks to whom."""
+    """Who talks to whom.
+
+    Attributes:
+        tallied_by_all: whether every worker counts all ballots itself, so that nobody must tell what it saw in them.
+    """
+
+    @property
+    def tallied_by_all(self) -> bool: ...
 
     @property
     def shards(self) -> int:
@@ -83,6 +90,7 @@ class Solo:
     """One worker: nobody to talk to."""
 
     shards = 1
+    tallied_by_all = True
 
     def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         verdict, voters = tally.judge(header[None])
@@ -97,6 +105,7 @@ class Sharded:
 
     voting: Lines
     stats: Stats
+    tallied_by_all = False
 
     @property
     def shards(self) -> int:
@@ -127,6 +136,7 @@ class Replicated:
     voting: Lines
     stats: Stats
     shards = 1
+    tallied_by_all = True
 
     def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         ballots = self.voting.ballots
@@ -149,6 +159,7 @@ class Server:
     voting: Lines
     stats: Stats
     shards = 1
+    tallied_by_all = False
 
     def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         ballots, verdicts = self.voting.ballots, self.voting.verdicts

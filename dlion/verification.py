@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from dlion.channel import Channel, nbytes
-from dlion.comparison import gathered
+from dlion.comparison import gathered, told
 from dlion.errors import AgreementError
 from dlion.header import majority_value
 from dlion.layout import local, named
@@ -75,7 +75,7 @@ class Verification:
         self, replica: Replica, t: int, tensors: list[Tensor], source: int, different: list[int], strict: bool
     ) -> list[int]:
         assert self._channel is not None
-        everyone = self._facts(_described(replica, tensors))
+        everyone: list[list[Fact]] = told(self._channel, _described(replica, tensors), self._stats)
         text = _explain(everyone, source, different, t)
         if self._options.on_mismatch == "raise":
             raise AgreementError(
@@ -99,14 +99,6 @@ class Verification:
         self._stats.repairs += len(different)
         warnings.warn(f"{text}; they took the values of rank {source}", stacklevel=5)
         return different
-
-    def _facts(self, mine: list[Fact]) -> list[list[Fact]]:
-        """Every worker's facts; lengths may differ, so they travel as JSON."""
-        assert self._channel is not None
-        everyone = self._channel.gather_json(mine)
-        sizes = [len(str(facts)) for facts in everyone]  # near enough, as in a diagnosis
-        self._stats.checked(sizes[self._channel.rank], sum(sizes) - sizes[self._channel.rank])
-        return everyone
 
 
 def _described(replica: Replica, tensors: list[Tensor]) -> list[Fact]:

@@ -74,7 +74,7 @@ def checkpoint_channel(parent: dist.ProcessGroup, timeout: timedelta | None) -> 
     if key not in made:
         wait_for_all(parent, f"dlion/checkpoint/{key}", timeout)
         make = _makers.get(parent) or _by_torch(parent, timeout, "gloo")
-        made[key] = Channel(make(f"dlion checkpoint {key}"))
+        made[key] = Channel(make(f"dlion checkpoint {key}"), "checkpoint")
     return made[key]
 
 

@@ -195,6 +195,7 @@ def test_a_silent_store_is_blamed_on_its_keeper(monkeypatch: pytest.MonkeyPatch)
         store, channel = Stopped(), Channel(group)
         if rank == 1:
             return []
+        monkeypatch.setattr(channel.roll_call, "_store", lambda: store)
         monkeypatch.setattr(channel.roll_call._inquiry, "_find", lambda: store)
         try:
             return [refused(channel.barrier)[0], refused(lambda: wait_for_all(group, "key", None))[0]]

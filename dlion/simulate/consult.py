@@ -10,17 +10,22 @@ from dlion.simulate.attacks import Attack
 from dlion.simulate.faults import COLLUDING
 from dlion.simulate.table import SharedTally, Table, side_by_side
 from dlion.simulate.worker import Worker
-from dlion.tallies import Tally
+from dlion.tallies import Observer, Tally
 
 Said = list[tuple[Tensor, Status]]
 
 
 def consult(
-    bucket: Bucket, workers: list[Worker], answers: list[Tensor], table: Table, attack: Callable[[], Attack]
+    bucket: Bucket,
+    workers: list[Worker],
+    answers: list[Tensor],
+    table: Table,
+    attack: Callable[[], Attack],
+    observer: Observer | None,
 ) -> tuple[Tensor, VerdictHeader]:
     """Everybody's ballots of one bucket to its verdict T[verdict planes, n]; their memory is free afterwards.
 
-    `answers` are those of the step's survey.
+    `answers` are those of the step's survey; `observer` is shown all ballots, if somebody looks at them.
     """
     first = workers[0]
     said = [worker.ballot(bucket, answers) for worker in workers]
@@ -29,7 +34,7 @@ def consult(
         BallotHeader(status, bucket.number & 0xFFFF, first.moment.t & NOBODY, layout=0, hyper=0) for _, status in said
     ]
     shard_words = -(-said[0][0].shape[1] // first.topology.shards)
-    tally = SharedTally(Tally(first.steps.wire.count, headers[0], bucket.first_word, shard_words))
+    tally = SharedTally(Tally(first.steps.wire.count, headers[0], bucket.first_word, shard_words, observer))
     consultations = [
         worker.topology.consult(header.encode().to(planes.device), planes, tally)
         for worker, header, (planes, _) in zip(workers, headers, said, strict=True)

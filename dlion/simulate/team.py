@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dlion import agreement
+from dlion.agreement_rates import AgreementRates
 from dlion.errors import NonFiniteGradientError
 from dlion.header import Status, VerdictHeader
 from dlion.layout import Bucket, Layout
@@ -56,6 +57,7 @@ class Team:
         self._table = Table(size)
         self.workers = [self._hire(Seat(self._table, rank), model) for rank in range(size)]
         self.wire = self.workers[0].steps.wire
+        self._rates = AgreementRates(self.wire, size)
         self._asked: dict[int, Question] = {}
         self._answers: list[Tensor] = []
 
@@ -192,13 +194,15 @@ class Team:
 
     def _consult(self, bucket: Bucket) -> Reading:
         with self._phases("tally"):
-            return bucket, *consult(bucket, self.workers, self._answers, self._table, lambda: self.attack)
+            observer = self._rates.sample(bucket, self.workers[0].moment.t, len(self.layout.buckets))
+            return bucket, *consult(bucket, self.workers, self._answers, self._table, lambda: self.attack, observer)
 
     def advance(self, param_groups: list[dict[str, Any]], moved: bool) -> None:
         """Count a step that is over."""
         for worker in self.workers:
             worker.stats.stepped(self.layout.numel, len(self.workers))
             worker.stats.skipped += not moved
+        self._rates.close(self.actor.moment.t, None, [worker.stats for worker in self.workers])
         for group in param_groups:
             group["t"] = self.actor.moment.t + moved
 
