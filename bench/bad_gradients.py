@@ -28,7 +28,7 @@ from dlion.ops.bits import checksum
 from dlion.simulate import Simulation
 
 WORKERS = 4
-SHARE = 0.01  # of steps
+PERIOD = 100  # steps, of which one is bad
 SHAPES = ((40, 50), (500,), (60, 20), (7,))
 BUCKET_BYTES = 256  # 2,048 elements: the first tensor is one bucket and the others are another, which goes on
 LR = 3e-3
@@ -57,8 +57,8 @@ class Bad:
 @cache
 def bad_in(step: int) -> Bad | None:
     """What is wrong in a step, if anything is."""
-    draw = random.Random(step)
-    if draw.random() >= SHARE:
+    draw = random.Random(step // PERIOD)
+    if draw.randrange(PERIOD) != step % PERIOD:
         return None
     tensor = draw.randrange(len(SHAPES))
     element = draw.choice([None, draw.randrange(math.prod(SHAPES[tensor]))])

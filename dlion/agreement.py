@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dlion.errors import AgreementError, ranks_text
-from dlion.header import majority_value
+from dlion.header import Status, majority_value
 from dlion.layout import local, named
 
 Report = dict[str, Any]
@@ -62,16 +62,40 @@ def explain_layouts(reports: list[Report]) -> str | None:
     )
 
 
+def explain_layout_change(reports: list[Report], t: int, overlap: bool) -> str | None:
+    """One sentence naming the ranks that announced a new layout while others did not; None where all did."""
+    changed = [rank for rank, said in enumerate(reports) if said["status"] == Status.LAYOUT_CHANGED]
+    if len(changed) == len(reports):
+        return None
+    what = explain_layouts(reports) or (
+        "the others' changed after their ballots had left: with overlap=True change it before backward"
+        if overlap
+        else "its parameters were replaced by others"
+    )
+    return f"the layout changed on {ranks_text(changed)} alone after t={t} steps: {what}"
+
+
 def explain_hyper_parameters(reports: list[Report]) -> str:
-    """One sentence naming the ranks whose hyper-parameters or step count are not the common ones."""
+    """One sentence naming the ranks whose hyper-parameters or step count are not the common ones.
+
+    Those of a worker that has finished are not compared.
+    """
     said = _explain(
-        reports,
+        _with_common_hyper_parameters(reports),
         key=lambda report: json.dumps([report["t"], report["hyper"]], sort_keys=True),
         differ=_hyper_difference,
         begin="the workers' hyper-parameters or step counts differ",
         advice="give all workers the same hyper-parameters and schedule, and load all of them from the same checkpoint",
     )
     return said or "the workers' rows carry different buckets or versions: use the same version of dlion everywhere"
+
+
+def _with_common_hyper_parameters(reports: list[Report]) -> list[Report]:
+    """The reports, and in those of workers that have finished what the others have."""
+    compared = [report["hyper"] for report in reports if report["status"] != Status.FINISHED]
+    texts = [json.dumps(hyper, sort_keys=True) for hyper in compared]
+    common = compared[texts.index(majority_value(texts))] if compared else None
+    return [report | {"hyper": common} if report["status"] == Status.FINISHED else report for report in reports]
 
 
 def explain_not_finite(found: Sequence[str | None], t: int) -> str:

@@ -15,7 +15,7 @@ from dlion.agreement_rates import AgreementRates
 from dlion.channel import Channel
 from dlion.codecs import Moment
 from dlion.comparison import Guard, gathered, told
-from dlion.errors import AgreementError, NonFiniteGradientError, ranks_text
+from dlion.errors import AgreementError, NonFiniteGradientError
 from dlion.flight import Flight
 from dlion.header import NOBODY, BallotHeader, Status, VerdictHeader, worst
 from dlion.layout import Bucket, Layout, local
@@ -133,6 +133,10 @@ class Exchange:
         """
         self._applied = agreement.hyper_parameters(self.param_groups, APPLYING)
         self.replica.hypers = [now | then for now, then in zip(self.replica.hypers, self._applied, strict=False)]
+
+    def begin_anew(self) -> None:
+        """All workers have received the same hyper-parameters: how verdicts were applied the last time is past."""
+        self._applied = None
 
     def end(self) -> None:
         """The step is over, well or not."""
@@ -286,16 +290,11 @@ class Exchange:
             raise NonFiniteGradientError(agreement.explain_not_finite([r["not_finite"] for r in reports], self.t))
         if status == Status.HYPERPARAMETERS_DIFFER:
             raise AgreementError(agreement.explain_hyper_parameters(reports))
-        changed = [rank for rank, said in enumerate(reports) if said["status"] == Status.LAYOUT_CHANGED]
-        if len(changed) < len(reports):
-            what = agreement.explain_layouts(reports) or (
-                "the others' changed after their ballots had left: with overlap=True change it before backward"
-                if self.options.overlap
-                else "its parameters were replaced by others"
-            )
-            raise AgreementError(f"the layout changed on {ranks_text(changed)} alone after t={self.t} steps: {what}")
+        if said := agreement.explain_layout_change(reports, self.t, self.options.overlap):
+            raise AgreementError(said)
 
     def _reports(self, channel: Channel, status: Status) -> list[agreement.Report]:
-        agreed = self.options.agreed(self.workers)
-        own = agreement.report(self.param_groups, agreed, self._announced, status)
+        own = agreement.report(self.param_groups, self.options.agreed(self.workers), self._announced, status)
+        if self.replica.resting:  # its gradients are not what this step is about
+            own["not_finite"] = None
         return agreement.checked_reports(told(channel, own, self.stats))

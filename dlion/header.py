@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 class Status(IntEnum):
-    """What a row says beside its votes; where several hold, the greatest decides."""
+    """What a row says beside its votes; where several hold, the greatest decides.
+
+    FINISHED stands in ballots alone: an abstention of a worker without data, whose hyper-parameters do not matter.
+    """
 
     OK = 0
     ABSTAIN = 1
@@ -29,6 +32,7 @@ class Status(IntEnum):
     RAISE = 3
     HYPERPARAMETERS_DIFFER = 4
     LAYOUT_CHANGED = 5
+    FINISHED = 6
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def majority_value(values: Sequence[T]) -> T:
 def _complaint(headers: Sequence[BallotHeader]) -> tuple[Status, int]:
     said = [header.status for header in headers]
     layouts = [header.layout for header in headers]
-    agreed = [(header.hyper, header.t, header.version, header.bucket) for header in headers]
+    agreed = _to_agree_on(headers)
     for status, different in (
         (Status.LAYOUT_CHANGED, [s == Status.LAYOUT_CHANGED for s in said]),
         (Status.LAYOUT_CHANGED, [layout != majority_value(layouts) for layout in layouts]),
@@ -149,6 +153,16 @@ def _complaint(headers: Sequence[BallotHeader]) -> tuple[Status, int]:
         if any(different):
             return status, different.index(True)
     return Status.OK, NOBODY
+
+
+def _to_agree_on(headers: Sequence[BallotHeader]) -> list[tuple[int, int, int, int]]:
+    """(hyper-parameters, t, version, bucket) of each; who has finished does not apply, and has the common ones."""
+    compared = [header.hyper for header in headers if header.status != Status.FINISHED]
+    common = majority_value(compared) if compared else 0
+    return [
+        (common if header.status == Status.FINISHED else header.hyper, header.t, header.version, header.bucket)
+        for header in headers
+    ]
 
 
 def _front(header: BallotHeader | VerdictHeader) -> int:

@@ -13,6 +13,8 @@ from torch.optim.optimizer import ParamsT
 
 from dlion.errors import OverlapError
 from dlion.exchange import Exchange, Reading
+from dlion.header import Status
+from dlion.joining import Follower, Onlooker, announce
 from dlion.loading import momenta_kept
 from dlion.membership import Membership
 from dlion.methods import METHODS
@@ -27,7 +29,7 @@ from dlion.settings import check_settings
 from dlion.stats import Stats
 
 
-class Distributed(torch.optim.Optimizer):
+class Distributed(torch.optim.Optimizer, Follower):
     """Data-parallel training by any method of `dlion.methods.METHODS`; gradients must be local, not averaged.
 
     Every worker builds it over the same parameters (wrap the model with `dlion.local_gradients` first) and calls
@@ -140,17 +142,21 @@ class Distributed(torch.optim.Optimizer):
         Returns:
             What the closure returned, else None.
         """
+        announce(self)
         if self.options.overlap:
             refuse_overlap(self)
         with torch.enable_grad():
             loss = closure() if closure is not None else None
-        if not self.state and all(float(group["lr"]) == 0 for group in self.param_groups):
-            self.rule.allocate(Replica(self.param_groups, self.state))
+        if self._begins_with_state_alone():
             return loss
-
         exchange, steps = self._renewal.ready()
         if not unscaled(self):
             exchange.rest()
+        self._take(exchange, steps)
+        return loss
+
+    def _take(self, exchange: Exchange, steps: Steps, applied: bool = True) -> None:
+        """The step that has begun; `applied`: whether `steps` do with parameters what all others do."""
         try:
             exchange.survey.conduct(steps.survey(exchange.replica, exchange.moment))
             moved = False
@@ -164,8 +170,7 @@ class Distributed(torch.optim.Optimizer):
         finally:
             exchange.end()
         self._advance(exchange, moved)
-        exchange.compare(moved)
-        return loss
+        exchange.compare(moved, applied)
 
     def _verdicts(self, exchange: Exchange, steps: Steps) -> Iterator[Reading]:
         for bucket in exchange.unsent():  # with overlap, what backward did not bring
@@ -179,11 +184,29 @@ class Distributed(torch.optim.Optimizer):
         while exchange.flight:
             yield exchange.receive()
 
+    def _begins_with_state_alone(self) -> bool:
+        """Whether this step allocates state and does nothing else."""
+        if self.state or any(float(group["lr"]) != 0 for group in self.param_groups):
+            return False
+        self.rule.allocate(Replica(self.param_groups, self.state))
+        return True
+
     def _advance(self, exchange: Exchange, moved: bool) -> None:
         self.stats.stepped(exchange.layout.numel, exchange.workers)
         self.stats.skipped += not moved
         for group in self.param_groups:
             group["t"] = exchange.t + moved
+
+    @torch.no_grad()
+    def look_on(self) -> None:
+        """Take part in a step of the workers that have data still, without a vote, a move or a change but to t.
+
+        `Join` calls it for a worker that has none left; `dlion.joining` says more.
+        """
+        if not self._begins_with_state_alone():
+            exchange, steps = self._renewal.ready()
+            exchange.rest(Status.FINISHED)
+            self._take(exchange, Onlooker(steps), applied=False)
 
     @torch.no_grad()
     def verify_replicas(self) -> list[int]:
@@ -262,3 +285,4 @@ class Distributed(torch.optim.Optimizer):
         kernels = choose(self.asked_kernels)[1]
         self.rule = METHODS[self.method].rule(kernels, self.options.rounding, self.options.momentum_dtype)
         self._renewal = Renewal(self)
+        Follower.__init__(self)

@@ -55,6 +55,11 @@ class Renewal:
         self._exchange.settle()
         return self._exchange, self._steps
 
+    def begin_anew(self) -> None:
+        """All workers have received the same hyper-parameters."""
+        if self._exchange is not None:
+            self._exchange.begin_anew()
+
     def between_steps(self) -> Exchange:
         """The exchange agreed with the other workers, while no step has begun.
 
