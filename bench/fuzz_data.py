@@ -19,11 +19,11 @@ from mutations import spoiled, spoiled_lines
 from PIL import Image
 from torch import nn
 
-from dlion.train.checkpoints import load_weights, save_weights
 from dlion.train.data import cache, cifar, fashion, image_folder, instructions, text
 from dlion.train.data.encoders import Bytes
 from dlion.train.plan.sources import header_shapes
 from dlion.train.text_task import TextTask
+from dlion.train.weights import load_weights, save_weights
 
 CLASSES = ("cat", "dog")
 SIZE = 6  # pixels

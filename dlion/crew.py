@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dlion.channel import Channel
-from dlion.errors import CheckpointError, ExchangeError
+from dlion.errors import CheckpointError, ExchangeError, of_the_system
 from dlion.optim import Distributed
 from dlion.simulate import Simulation
 from dlion.voting import checkpoint_channel
@@ -73,11 +73,9 @@ def crew_of(optimizer: Distributed, group: dist.ProcessGroup | Crew | None, time
 
 
 def reason_of(error: BaseException) -> str:
-    """One sentence about an error; torch hides what the system said behind its own."""
-    inner: BaseException | None = error
-    while inner is not None and not isinstance(inner, OSError):
-        inner = inner.__cause__ or inner.__context__
-    if isinstance(inner, OSError) and not isinstance(error, CheckpointError):
-        return f"{inner.strerror or inner}{f': {inner.filename}' if inner.filename else ''}"
+    """One sentence about an error: what the system said, where it did."""
+    system = of_the_system(error)
+    if system is not None and not isinstance(error, CheckpointError):
+        return f"{system.strerror or system}{f': {system.filename}' if system.filename else ''}"
     said = " ".join(str(error).split())[:500].rstrip(".")
     return said if isinstance(error, (CheckpointError, ValueError)) else f"{type(error).__name__}: {said}"

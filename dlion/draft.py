@@ -2,12 +2,13 @@
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlion.errors import CheckpointError
-from dlion.manifest import Manifest, fingerprint, sync
+from dlion.errors import CheckpointError, of_the_system
+from dlion.manifest import NAME, Manifest, fingerprint, sync
 from dlion.stacked import INDEX, Part, file_of
 
 Written = dict[str, Any]  # of one process, in JSON: "files" as in a manifest, and the places of what is in them
@@ -41,8 +42,9 @@ class Draft:
         """Write what the workers here have."""
         written: Written = {"files": {}, "places": []}
         for part in parts:
-            written["places"] += part.write(self.folder)
             name = file_of(part.rank)
+            with naming(self.folder / name):
+                written["places"] += part.write(self.folder)
             written["files"][name] = fingerprint(self.folder / name)
         return written
 
@@ -55,14 +57,16 @@ class Draft:
             written: what all processes told.
             others: names of the files that were there from the beginning.
         """
-        first.write_index(self.folder, [place for each in written for place in each["places"]])
+        with naming(self.folder / INDEX):
+            first.write_index(self.folder, [place for each in written for place in each["places"]])
         files = {name: said for each in written for name, said in each["files"].items()}
         for name, said in files.items():
             if not (self.folder / name).is_file() or (self.folder / name).stat().st_size != said["bytes"]:
                 raise CheckpointError(f"{name} is not in {self.folder}: all workers must write to the same folder")
         for name in (INDEX, *others):
             files[name] = fingerprint(self.folder / name)
-        Manifest(about.method, about.workers, about.t, about.notes, files).write(self.folder)
+        with naming(self.folder / NAME):
+            Manifest(about.method, about.workers, about.t, about.notes, files).write(self.folder)
         sync(self.folder)
         os.replace(self.folder, self.path)
         sync(self.path.parent)
@@ -70,3 +74,15 @@ class Draft:
     def remove(self) -> None:
         """Leave nothing."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let what the system says name the file: of a full disk it does not."""
+    try:
+        yield
+    except Exception as error:
+        system = of_the_system(error)
+        if system is not None and system.filename is None:
+            system.filename = str(path)
+        raise

@@ -33,6 +33,14 @@ class CheckpointError(DlionError, ValueError):
     """A checkpoint is not there, not complete, damaged or of something else; or it could not be written."""
 
 
+def of_the_system(error: BaseException) -> OSError | None:
+    """What the system said behind an error, None where it said nothing: torch hides it behind one of its own."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, OSError):
+        inner = inner.__cause__ or inner.__context__
+    return inner
+
+
 def ranks_text(ranks: list[int]) -> str:
     """'rank 1' or 'ranks 1, 3'."""
     return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"

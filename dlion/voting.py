@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from dlion.channel import Channel, timeout_of
 from dlion.errors import ExchangeError, ranks_text
-from dlion.roll_call import StoreSilent, roll_call_of
+from dlion.roll_call import RollCall, StoreSilent, roll_call_of
 
 MakeGroup = Callable[[str], dist.ProcessGroup]
 SHARED = 0  # the number of the pair that every optimizer uses whose calls never overlap with another's
@@ -74,7 +74,8 @@ def checkpoint_channel(parent: dist.ProcessGroup, timeout: timedelta | None) -> 
     if key not in made:
         wait_for_all(parent, f"dlion/checkpoint/{key}", timeout)
         make = _makers.get(parent) or _by_torch(parent, timeout, "gloo")
-        made[key] = Channel(make(f"dlion checkpoint {key}"), "checkpoint")
+        # calls of a thread beside training: where that stands is none of its business
+        made[key] = Channel(make(f"dlion checkpoint {key}"), "checkpoint", RollCall(parent))
     return made[key]
 
 

@@ -70,7 +70,6 @@ OBJECTS = ("_object", "_object_list", "_objects")
 FILES = {
     "dlion/holdings.py",
     "dlion/stacked.py",
-    "dlion/train/checkpoints.py",
     "dlion/train/data/inert_pickle.py",
 }
 

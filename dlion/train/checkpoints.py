@@ -83,8 +83,7 @@ class Keeper:
     """
 
     def __init__(self, folder: RunFolder, config: Settled, workers: Workers, data: DataInfo) -> None:
-        self._folder, self._workers, self._keep = folder, workers, config.keep_checkpoints
-        self._about = {"run": _what_run(config), "data": {"name": data.name, "sha256": data.sha256}}
+        self._folder, self._workers, self._config, self._data = folder, workers, config, data
         self._saving: Saving | None = None
 
     def save(self, progress: Progress) -> None:
@@ -96,12 +95,11 @@ class Keeper:
         started = perf_counter()
         self.finish()
         progress.checkpoints += 1
-        state = {key: finite(value) for key, value in asdict(progress).items()}
         self._saving = checkpoint.save(
-            _path(self._folder, progress.step),
+            path_of(self._folder, progress.step),
             self._workers.model,
             self._workers.optimizer,
-            notes=self._about | {"progress": state},
+            notes=notes_of(self._config, self._data, progress),
             files={BEST: self._folder.best_model},
             asynchronous=True,
         )
@@ -118,8 +116,19 @@ class Keeper:
         saving, self._saving = self._saving, None
         saving.wait()
         if 0 in self._workers.here:
-            for step in _outdated(_steps(self._folder), self._folder.records(), self._keep):
-                shutil.rmtree(_path(self._folder, step), ignore_errors=True)
+            forget_outdated(self._folder, self._config.keep_checkpoints)
+
+
+def notes_of(config: Settled, data: DataInfo, progress: Progress) -> Record:
+    """What stands in the manifest of a run's checkpoint."""
+    state = {key: finite(value) for key, value in asdict(progress).items()}
+    return {"run": _what_run(config), "data": {"name": data.name, "sha256": data.sha256}, "progress": state}
+
+
+def forget_outdated(folder: RunFolder, keep: int) -> None:
+    """Delete the checkpoints that are not kept."""
+    for step in _outdated(_steps(folder), folder.records(), keep):
+        shutil.rmtree(path_of(folder, step), ignore_errors=True)
 
 
 def _outdated(steps: list[int], records: list[Record], keep: int) -> list[int]:
@@ -141,13 +150,13 @@ def latest(folder: RunFolder, config: Settled, data: DataInfo) -> Checkpoint:
     remarks: list[str] = []
     for step in reversed(steps):
         try:
-            manifest = checkpoint.verify(_path(folder, step))
+            manifest = checkpoint.verify(path_of(folder, step))
             progress = _progress(manifest.notes.get("progress"), step)
         except CheckpointError as error:
             remarks.append(str(error).removesuffix(": take another one"))
             continue
         _check_run(folder, config, data, manifest)
-        return Checkpoint(_path(folder, step), progress, manifest.workers, tuple(remarks))
+        return Checkpoint(path_of(folder, step), progress, manifest.workers, tuple(remarks))
     raise ValueError(
         f"{folder.path} has no checkpoint that is whole ({remarks[0]}): start the run again without --resume."
     )
@@ -178,10 +187,11 @@ def rewind(folder: RunFolder, found: Checkpoint) -> None:
     folder.forget_from(found.progress.step)
     for outdated in (folder.summary_file, folder.report_file, folder.last_model, folder.failure_log):
         outdated.unlink(missing_ok=True)
-    later = [_path(folder, step) for step in _steps(folder) if step > found.progress.step]
+    later = [path_of(folder, step) for step in _steps(folder) if step > found.progress.step]
     for path in [*later, *folder.checkpoints.glob(".*.tmp")]:
         shutil.rmtree(path, ignore_errors=True)
-    share(found.path / BEST, folder.best_model)
+    if (found.path / BEST).exists():  # elastic runs may have none yet
+        share(found.path / BEST, folder.best_model)
 
 
 def _what_run(config: Settled) -> Record:
@@ -209,7 +219,8 @@ def _progress(told: Any, step: int) -> Progress:
     return progress
 
 
-def _path(folder: RunFolder, step: int) -> Path:
+def path_of(folder: RunFolder, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
     return folder.checkpoints / f"step-{step:08d}"
 
 

@@ -1,8 +1,5 @@
 """Checkpoints of an elastic run, written by whoever lives: `dlion.checkpoint` in the folder of the run."""
 
-import shutil
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -10,8 +7,9 @@ import torch.distributed as dist
 import dlion.checkpoint
 from dlion.crew import Crew
 from dlion.errors import CheckpointError, ExchangeError
-from dlion.train.checkpoints import Progress
-from dlion.train.runs import RunFolder, finite
+from dlion.manifest import read_manifest
+from dlion.train.checkpoints import BEST, Progress, forget_outdated, notes_of, path_of
+from dlion.train.jobs import task_of
 
 ALONE = Crew(1, (0,), None)
 
@@ -26,7 +24,7 @@ def save(run: "ElasticRun") -> None:
     written by the worker that leads, alone.
     """
     optimizer = run.trainee.optimizer
-    final = _path(run)
+    final = path_of(run.folder, run.progress.step)
     last = run.progress.step == run.config.steps
     try:
         if optimizer.notes:  # without them the others may not come here
@@ -38,8 +36,7 @@ def save(run: "ElasticRun") -> None:
     if run.leads:
         if last and not dlion.checkpoint.is_complete(final):
             _write(run, ALONE)
-        for old in _all(run.folder)[: -run.config.keep_checkpoints]:
-            shutil.rmtree(old, ignore_errors=True)
+        forget_outdated(run.folder, run.config.keep_checkpoints)
 
 
 def restore(run: "ElasticRun") -> None:
@@ -48,19 +45,18 @@ def restore(run: "ElasticRun") -> None:
     if found is None:
         return
     mine = Crew(run.trainee.size, (run.number,), None)  # nobody else need be there
-    extra = dlion.checkpoint.load(found, run.trainee.model, run.trainee.optimizer, process_group=mine)
-    run.progress = Progress(**extra["progress"])
+    dlion.checkpoint.load(found, run.trainee.model, run.trainee.optimizer, process_group=mine)
+    run.progress = Progress(**read_manifest(found).notes["progress"])
 
 
 def _write(run: "ElasticRun", workers: dist.ProcessGroup | Crew) -> None:
-    said = {"progress": {key: finite(value) for key, value in asdict(run.progress).items()}}
-    model, optimizer = run.trainee.model, run.trainee.optimizer
-    dlion.checkpoint.save(_path(run), model, optimizer, extra=said, notes=said, process_group=workers)
-
-
-def _path(run: "ElasticRun") -> Path:
-    return run.folder.checkpoints / f"step-{run.progress.step:08d}"
-
-
-def _all(folder: RunFolder) -> list[Path]:
-    return sorted(path for path in folder.checkpoints.glob("step-*") if dlion.checkpoint.is_complete(path))
+    """With the notes of any run's checkpoint, so that a run can go on elastic or not."""
+    best = run.folder.best_model
+    dlion.checkpoint.save(
+        path_of(run.folder, run.progress.step),
+        run.trainee.model,
+        run.trainee.optimizer,
+        notes=notes_of(run.config, task_of(run.config).info, run.progress),
+        files={BEST: best} if best.exists() else {},
+        process_group=workers,
+    )

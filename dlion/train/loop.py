@@ -35,14 +35,7 @@ def train(job: Job, place: Place) -> None:
     task = task_of(config)
     workers = _gather(job, place, task)
     model, optimizer, leads = workers.model, workers.optimizer, 0 in workers.here
-    progress = Progress()
-    if job.checkpoint is not None:
-        progress = job.checkpoint.progress
-        checkpoints.restore(job.checkpoint, workers)
-        if leads:
-            checkpoints.rewind(job.folder, job.checkpoint)
-            job.folder.write_config(config)
-        workers.barrier()
+    progress = _begin(job, workers)
     spent_before = progress.seconds_total
     screen = display(config.steps, workers.here[0])
     screen.say(*_opening(job, workers, task))
@@ -95,6 +88,18 @@ def _gather(job: Job, place: Place, task: Task) -> Workers:
     workers = place.workers(config, model.to(place.device))
     torch.set_num_threads(workers.threads)
     return workers
+
+
+def _begin(job: Job, workers: Workers) -> Progress:
+    """How far the run has come: the workers are there, and the run folder holds nothing that is later."""
+    if job.checkpoint is None:
+        return Progress()
+    checkpoints.restore(job.checkpoint, workers)
+    if 0 in workers.here:
+        checkpoints.rewind(job.folder, job.checkpoint)
+        job.folder.write_config(job.config)
+    workers.barrier()
+    return job.checkpoint.progress
 
 
 def _opening(job: Job, workers: Workers, task: Task) -> list[str]:

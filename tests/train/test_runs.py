@@ -12,7 +12,7 @@ from command import TINY, dlion, records
 from safetensors import SafetensorError
 
 from dlion.stacked import Stacked
-from dlion.train import checkpoints
+from dlion.train import checkpoints, weights
 from dlion.train.config import Settled, TrainConfig, from_flags, learning_rate, read_toml, settle, to_flags
 from dlion.train.runs import RunFolder
 
@@ -165,16 +165,14 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, config: Settled, monk
 
 
 def test_a_full_disk_is_said_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What safetensors and torch say of it themselves would not be understood."""
+    """What safetensors says of it itself would not be understood."""
 
     def full(*_: object) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(checkpoints, "save_model", full)
+    monkeypatch.setattr(weights, "save_model", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*/model\.safetensors'"):
-        checkpoints.save_weights(torch.nn.Linear(1, 1), tmp_path / "model.safetensors")
-    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
-        checkpoints._write_state(Path("/dev/full"), {"momentum": torch.zeros(10_000)})
+        weights.save_weights(torch.nn.Linear(1, 1), tmp_path / "model.safetensors")
 
 
 def test_checkpoints_are_ordered_by_their_steps(tmp_path: Path) -> None:
