@@ -98,12 +98,12 @@ def pictures(folder: Path) -> Iterator[Parser]:
         cifar.load_cifar10(str(place))
 
     tars = [archive(PICTURES[:1], mode) for mode in ("w", "w:gz", "w:xz", "w:bz2")]
-    yield Parser("tar of images", tars, written(place, load), 3)
+    yield Parser("tar of images", tars, written(place, load), 1.5)
 
     def spoiled_inside(content: bytes, others: Sequence[bytes], random: Random) -> bytes:
         return archive([spoiled(random.choice(PICTURES), PICTURES, random)], "w")
 
-    yield Parser("bad images in a tar", tars, written(place, load), 3, spoiled_inside)
+    yield Parser("bad images in a tar", tars, written(place, load), 1.5, spoiled_inside)
     root = folder / "images"
     for half in ("train", "val"):
         for kind in CLASSES:

@@ -68,7 +68,7 @@ def configurations(folder: Path) -> Iterator[Parser]:
         read.flags_of(None), read.flags_of("dlion-mavo"), read.title
         read.missing(read.needs)
 
-    yield Parser("toml of a recipe", recipes, written(recipe, follow), 6, spoiled_toml)
+    yield Parser("toml of a recipe", recipes, written(recipe, follow), 5, spoiled_toml)
     study = folder / "study.toml"
     texts = [path.read_bytes() for path in sorted((ROOT / "docs" / "studies").glob("*.toml"))]
 
@@ -78,7 +78,7 @@ def configurations(folder: Path) -> Iterator[Parser]:
         for cell in first_stage(read)[:50]:
             _ = cell.config, cell.work, cell.name, cell.words
 
-    yield Parser("toml of a study", texts, written(study, plan), 6, spoiled_toml)
+    yield Parser("toml of a study", texts, written(study, plan), 1.5, spoiled_toml)
     config = folder / "flags.toml"
 
     def ask() -> None:
@@ -87,7 +87,7 @@ def configurations(folder: Path) -> Iterator[Parser]:
         except CycloptsError as error:  # the command says it so
             raise ValueError(sentence(error)) from None
 
-    yield Parser("toml of --config", [*configs, *recipes], written(config, ask), 1.5, spoiled_toml)
+    yield Parser("toml of --config", [*configs, *recipes], written(config, ask), 0.3, spoiled_toml)
 
 
 def runs(folder: Path) -> Iterator[Parser]:
@@ -121,7 +121,7 @@ def studies(folder: Path) -> Iterator[Parser]:
     def show() -> None:
         section(Results(study, kept.records()))
 
-    yield Parser("cells.jsonl", cells, written(kept.cells_file, show), 8, spoiled_lines)
+    yield Parser("cells.jsonl", cells, written(kept.cells_file, show), 2, spoiled_lines)
 
 
 def files(folder: Path) -> Iterator[Parser]:

@@ -35,7 +35,7 @@ def tokenizers(folder: Path) -> Iterator[Parser]:
         encode = encoder(str(file))
         encode(["one bit", ""])
 
-    yield Parser("tokenizer.json", [tokenizer.to_str().encode()], written(file, use), 1, spoiled_json, SLOW)
+    yield Parser("tokenizer.json", [tokenizer.to_str().encode()], written(file, use), 0.5, spoiled_json, SLOW)
 
 
 def sets(folder: Path) -> Iterator[Parser]:
@@ -52,7 +52,7 @@ def sets(folder: Path) -> Iterator[Parser]:
         file = folder / f"set.{kind}"
         read = partial(hub_text, str(file), None, None)
         spoil = {"spoil": spoiled_lines} if kind == "jsonl" else {}
-        yield Parser(f"data set .{kind}", [content], written(file, read), 0.2, seconds=SLOW, **spoil)
+        yield Parser(f"data set .{kind}", [content], written(file, read), 0.04, seconds=SLOW, **spoil)
     stream = folder / "stream.jsonl"
 
     def read_stream() -> None:
@@ -60,17 +60,17 @@ def sets(folder: Path) -> Iterator[Parser]:
         for _ in range(5):
             next(rows)
 
-    yield Parser("stream of .jsonl", [lines], written(stream, read_stream), 0.2, spoiled_lines, SLOW)
+    yield Parser("stream of .jsonl", [lines], written(stream, read_stream), 0.04, spoiled_lines, SLOW)
     kept = folder / "kept"
     made.save_to_disk(str(kept))
     arrow = next(kept.glob("*.arrow"))
     whole = partial(hub_text, str(kept), None, None)
-    yield Parser("data set on disk", [arrow.read_bytes()], written(arrow, whole), 0.2, seconds=SLOW)
+    yield Parser("data set on disk", [arrow.read_bytes()], written(arrow, whole), 0.04, seconds=SLOW)
     info = folder / "info"
     made.save_to_disk(str(info))
     whole_info = partial(hub_text, str(info), None, None)
     state = info / "state.json"
-    yield Parser("data set's state", [state.read_bytes()], written(state, whole_info), 0.2, spoiled_json, SLOW)
+    yield Parser("data set's state", [state.read_bytes()], written(state, whole_info), 0.04, spoiled_json, SLOW)
 
 
 def language_models(folder: Path) -> Iterator[Parser]:
@@ -86,7 +86,7 @@ def language_models(folder: Path) -> Iterator[Parser]:
         read = partial(PretrainedLm.load, str(place), 10, 16)
         spoil = {"spoil": spoiled_json} if name == "config.json" else {}
         good = (place / name).read_bytes()
-        yield Parser(f"pretrained {name}", [good], written(place / name, read), 0.5, seconds=SLOW, **spoil)
+        yield Parser(f"pretrained {name}", [good], written(place / name, read), 0.1, seconds=SLOW, **spoil)
 
 
 def packages(folder: Path) -> Iterator[Parser]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fuzz import Parser
+from fuzz_checkpoints import checkpoints
 from fuzz_data import data
 from fuzz_files import files
 from fuzz_packages import packages
@@ -19,4 +20,4 @@ def parsers() -> Iterator[list[Parser]]:
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="dlion-fuzz-", dir=memory) as folder:
         place = Path(folder)
-        yield [*wire(), *files(place), *data(place), *packages(place)]
+        yield [*wire(), *files(place), *checkpoints(place), *data(place), *packages(place)]

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from dlion.layout import Layout
 from dlion.methods import METHODS, Choices
 from dlion.ops import choose
 from dlion.replica import Replica
+from dlion.standing import ROW_BYTES, Standing, behind, donor, next_round, resolves
 from dlion.stats import Stats
 from dlion.tallies import Tally
 from dlion.topology import Replicated, Sharded
@@ -199,8 +200,22 @@ def reports() -> Iterator[Parser]:
     yield Parser("reports of workers", [text], read, 12, spoiled_json)
 
 
+def standings() -> Iterator[Parser]:
+    """What elastic workers say of where they stand."""
+    own = Standing(3 << 20, 17, 0, 17, 1, 2, 3, 1, {"step": 17})
+
+    def read(content: bytes) -> None:
+        row = torch.frombuffer(bytearray(content[:ROW_BYTES].ljust(ROW_BYTES)), dtype=torch.uint8)
+        heard = [own, Standing.decode(row), own]
+        donor(heard), behind(heard), [resolves(one, heard) for one in heard]
+        replace(own, round=next_round([one.round for one in heard], ["a", "b"])).encode()
+
+    yield Parser("standings", [_bytes(own.encode())], read, 10)
+
+
 def wire() -> Iterator[Parser]:
     """All of them."""
     yield from headers()
+    yield from standings()
     yield from rows()
     yield from reports()

@@ -91,7 +91,7 @@ def _is_file(entry: tuple[str, Any]) -> bool:
     """Whether an entry names a file in the folder itself, and says how it is."""
     name, said = entry
     kinds = {"bytes": int, "sha256": str}
-    plain = name == Path(name).name and name not in ("", ".", "..", NAME) and "\0" not in name
+    plain = name == Path(name).name and name not in ("", ".", "..", NAME) and name.isprintable() and len(name) < 256
     return plain and isinstance(said, dict) and {key: type(value) for key, value in said.items()} == kinds
 
 

@@ -27,10 +27,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlion.errors import ExchangeError
 from dlion.header import majority_value
 
 ROW_BYTES = 512  # of a standing and its note: as quick as fewer, since one small message takes a hop whatever its size
 NOTHING = 0  # no round
+GREATEST = 2**62  # of rounds and steps: what comes next must still be a number of 64 bits
+STRANGE = "use the same version of dlion everywhere, and look at what runs on the workers"
 HASH_BITS = 20  # of a round's number
 Version = tuple[int, int]
 
@@ -79,12 +82,22 @@ class Standing:
 
     @staticmethod
     def decode(row: Tensor) -> "Standing":
-        """From u8[ROW_BYTES]."""
+        """From u8[ROW_BYTES].
+
+        Raises:
+            ExchangeError: no worker stands so.
+        """
         row = row.cpu().contiguous()
         numbers: list[int] = row[: NUMBERS * 8].clone().view(torch.int64).tolist()
         names = [one.name for one in fields(Standing)]
-        note = json.loads(bytes(row[NUMBERS * 8 :].tolist()))
-        return Standing(**dict(zip(names, [*numbers, note], strict=True)))
+        try:
+            note = json.loads(bytes(row[NUMBERS * 8 :].tolist()))
+        except (ValueError, RecursionError) as error:
+            raise ExchangeError(f"a worker sent a note that is no JSON ({error}): {STRANGE}") from None
+        found = Standing(**dict(zip(names, [*numbers, note], strict=True)))
+        if not all(0 <= number < GREATEST for number in (found.round, found.position, found.held, found.t)):
+            raise ExchangeError(f"a worker says that it is at step {found.position} of round {found.round}: {STRANGE}")
+        return found
 
 
 NUMBERS = 8  # fields of a standing beside its note

@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from dlion.rules import Rule
 from dlion.simulate.attacks import Attack, attack_on
 from dlion.simulate.faults import COLLUDING, INVERTED, RANDOM
 from dlion.survey import Questions
+from dlion.tallies import Count
 
 
 @dataclass
@@ -46,6 +48,28 @@ class Plot:
     liars: Sequence[int]
     honest: Sequence[int]
     board: Board = field(default_factory=Board)
+    me: threading.local = field(default_factory=threading.local)  # me.rank: of the worker that this thread is
+
+
+MISCOUNTING = "miscounting"  # votes honestly, and announces the opposite of what its shard decided
+
+
+@dataclass(frozen=True)
+class Opposite:
+    """Counts, and says the opposite."""
+
+    count: Count
+
+    @property
+    def ballot_planes(self) -> int:
+        return self.count.ballot_planes
+
+    @property
+    def verdict_planes(self) -> int:
+        return self.count.verdict_planes
+
+    def __call__(self, ballots: Tensor, first_word: int, t: int) -> Tensor:
+        return ~self.count(ballots, first_word, t)
 
 
 @dataclass(frozen=True)
@@ -91,7 +115,9 @@ class Corrupted(Method):
     plot: Plot = field(default_factory=lambda: Plot(None, (), ()))
 
     def steps(self, rule: Rule, choices: Choices) -> Steps:
-        steps = super().steps(rule, choices)
+        steps: Any = super().steps(rule, choices)
+        if self.plot.act == MISCOUNTING and self.plot.me.rank in self.plot.liars:
+            steps = replace(steps, wire=replace(steps.wire, count=Opposite(steps.wire.count)))
         return Lying(steps, self.plot, attack_on(steps.wire.up, "corrupted"))
 
 

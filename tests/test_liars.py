@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from liars import Plot, corrupted
+from liars import MISCOUNTING, Plot, corrupted
 from source_reader import Source
 from test_faults import Small, equal, noise, simulate, small_buckets
 from torch import Tensor
@@ -27,6 +27,7 @@ def real(act: str | None, loud: float = 1.0, method: str = "dlion-mavo", **optio
     plot = Plot(act, range(LIARS) if act else (), range(LIARS, WORKERS))
 
     def work(rank: int, group: Any) -> list[Tensor]:
+        plot.me.rank = rank
         model = Small()
         optimizer = Distributed(model.parameters(), process_group=group, lr=0.01, **small_buckets(method, **options))
         for step in range(STEPS):
@@ -55,6 +56,19 @@ def test_whoever_shouts_has_one_vote(method: str) -> None:
     """Gradients a thousand times as large change nothing: one vote for each parameter is all that a worker has."""
     assert equal(real(None, loud=1024.0, method=method)[0], real(None, method=method)[0])
     assert not equal(simulate(noise, STEPS, method="g-lion")[0], simulate(shouted, STEPS, method="g-lion")[0])
+
+
+@pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg"])
+def test_the_owner_of_a_shard_can_lie_about_it_and_who_counts_for_itself_cannot(method: str) -> None:
+    """As docs/robustness.md says: replicated ballots leave a liar nobody to deceive but itself."""
+    told, _ = simulate(noise, STEPS, workers=WORKERS, method=method)
+    sharded = real(MISCOUNTING, method=method, topology="sharded")
+    assert all(equal(one, sharded[0]) for one in sharded) and not equal(sharded[0], told)
+    moves = [(a - b).abs().max() for a, b in zip(sharded[0], Small().parameters(), strict=True)]
+    assert max(moves) <= STEPS * 0.01 + 1e-6  # and even then a parameter moves by lr at most
+    replicated = real(MISCOUNTING, method=method, topology="replicated")
+    assert all(equal(one, told) for one in replicated[LIARS:])
+    assert not equal(replicated[0], told)
 
 
 def shouted(rank: int, step: int, param: Tensor) -> Tensor:

@@ -154,3 +154,26 @@ def test_no_array_is_copied(folder):
     found = hub_text(str(folder / "plain"), None, None)
     run = found.train if isinstance(found.train, np.ndarray) else None
     assert run is not None and run.dtype == np.int32
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_row_without_text_is_named(folder, tmp_path, stream):
+    lines = [json.dumps({"text": text}) for text in ["some text"] * 30 + [None]]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match="a row has None in the column text, where text is needed") as caught:
+        task = load_task("hf-text", str(tmp_path / "rows.jsonl"), Reading(context=8, stream=stream, eval_windows=2))
+        for step in range(10):
+            task.batch(seed=0, rank=0, workers=1, step=step, size=4)
+    assert type(caught.value) is ValueError
+
+
+@pytest.mark.parametrize("damage", ["arrow", "state.json", "parquet"])
+def test_damaged_files_of_a_data_set_are_one_sentence(tmp_path, damage):
+    rows = Dataset.from_dict({"text": ROWS[:20]})
+    place = tmp_path / "set.parquet" if damage == "parquet" else tmp_path / "set"
+    rows.to_parquet(place) if damage == "parquet" else rows.save_to_disk(place)
+    file = place if damage == "parquet" else next(place.glob(f"*{damage}"))
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="cannot be read") as caught:
+        hub_text(str(place), None, None)
+    assert type(caught.value) is ValueError and "\n" not in str(caught.value)

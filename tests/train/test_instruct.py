@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file, save_file
 from tiny_llama import write_tiny_llama
 
 from dlion.train.data.encoders import encoder
@@ -185,3 +186,17 @@ def test_models_that_cannot_be_taken(folder, place, data, said):
     with pytest.raises(ValueError, match=re.escape(said)) as error:
         build_model("causal-lm", data, shape)
     assert "\n" not in str(error.value)
+
+
+def test_a_model_that_lacks_weights_does_not_begin_with_random_ones(tmp_path):
+    write_tiny_llama(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lack model.layers.0.mlp.up_proj.weight, which would begin with random"):
+        build_model("causal-lm", Tokenised(10, 10), ModelShape(pretrained=str(tmp_path)))
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="cannot be read") as caught:
+        build_model("causal-lm", Tokenised(10, 10), ModelShape(pretrained=str(tmp_path)))
+    assert type(caught.value) is ValueError

@@ -40,7 +40,8 @@ class Recipe:
 
     def flags_of(self, method: str | None) -> Flags:
         """The flags for a method; None: the file's own."""
-        return self.flags | self.with_method.get(method or self.flags.get("method", TrainConfig().method), {})
+        named = method or self.flags.get("method", TrainConfig().method)
+        return self.flags | (self.with_method.get(named, {}) if isinstance(named, str) else {})
 
     def missing(self, given: Collection[str]) -> None:
         """Raise a ValueError for the first flag that is needed and neither given nor in the file."""
