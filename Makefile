@@ -24,6 +24,10 @@ test: setup
 	@cmp -s requirements/hf.txt .venv/hf.txt || { \
 		.venv/bin/python -m pip install --quiet -r requirements/hf.txt && cp requirements/hf.txt .venv/hf.txt; } || { \
 		echo "make: the tests of the recipes need requirements/hf.txt, and pip failed: see above" >&2; exit 1; }
+	@cmp -s requirements/elastic.txt .venv/elastic.txt || { \
+		.venv/bin/python -m pip install --quiet -r requirements/elastic.txt && \
+		cp requirements/elastic.txt .venv/elastic.txt; } || { \
+		echo "make: the tests of elastic workers need requirements/elastic.txt, and pip failed: see above" >&2; exit 1; }
 	@.venv/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # All three have their say, even when the first finds fault.

@@ -109,6 +109,12 @@ class Company:
         return [Standing.decode(row) for row in self._channel.all_gather(standing.encode()).wait()]
 
     @property
+    def leader(self) -> int | None:
+        """The lowest worker among those who trained before this round began, or among all where nobody did."""
+        elders = [member.worker for member in self.members if member.told["been"]]
+        return min(elders or self.numbers, default=None)
+
+    @property
     def channel(self) -> Channel | None:
         """To all members, for what they say beside votes; None for one worker alone."""
         return self._channel

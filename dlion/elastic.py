@@ -12,8 +12,7 @@ One step, and what a death costs the others, by phase (each is a function that a
                                      kept are sent again in the next round, and the dead worker's no longer count.
     ``Elastic._commit``              the verdicts are held. An all-gather of "I hold the verdicts of this step".
     ``Elastic.apply_held``           the parameters move.
-
-Why replicas stay equal is said in `dlion/standing.py`.
+Why replicas stay equal: see `dlion/standing.py`.
 """
 
 import time
@@ -74,7 +73,8 @@ class Elastic(Distributed):
         note: of the caller, JSON of few bytes, sent with the next step's commit; notes: everybody's, by worker, of the
             last commit that this worker took part in, else empty.
         news: one sentence for each change of the membership; the caller takes them away.
-        workers_here: numbers of the workers of the round.
+        workers_here: numbers of the workers of the round, empty before the first one.
+        leader: the lowest of them that trained before the round: who is to write files, for instance.
 
     Raises:
         ValueError: at construction.
@@ -100,16 +100,15 @@ class Elastic(Distributed):
         timeout: float = 30.0,
         quorum_timeout: float = 300.0,
         start_timeout: float = 60.0,
-        verify_every: int = 100,
+        verify_every: int | None = 100,
         on_mismatch: str = "repair",
         **options: Any,
     ) -> None:
         patience = Patience(timeout, quorum_timeout, start_timeout)
-        self.terms = Terms.checked(
-            lighthouse, worker, workers, min_workers, quorum_every, verify_every, on_mismatch, patience
-        )
+        self.terms = Terms.checked(lighthouse, worker, workers, min_workers, quorum_every, patience)
         check_elastic(method, options)
-        super().__init__(params, method, lr, betas, weight_decay, timeout=timeout, **options)
+        options |= {"timeout": timeout, "verify_every": verify_every, "on_mismatch": on_mismatch}
+        super().__init__(params, method, lr, betas, weight_decay, **options)
         self.keys = (*self.rule.defaults(), "weight_decay", "maximize")
         self.luggage: Any = None
         self.note: Any = None
@@ -177,7 +176,8 @@ class Elastic(Distributed):
 
     def _commit(self) -> None:
         """Tell all members that this worker holds the verdicts; return when all have said so."""
-        checked = bool(self.terms.verify_every) and self.position % self.terms.verify_every == 0
+        every = self.options.verify_every
+        checked = every > 0 and self.position % every == 0
         standings = self.company.gather(self.standing(checked))
         self.notes = {self.company.numbers[rank]: standing.note for rank, standing in enumerate(standings)}
         mine = standings[self.company.rank]
@@ -240,13 +240,11 @@ class Elastic(Distributed):
 
     @property
     def exchange(self) -> ElasticExchange:
-        """With the workers of the round."""
         assert self._exchange is not None
         return self._exchange
 
     @property
     def position(self) -> int:
-        """Committed steps."""
         return int(self.param_groups[0].get("position", self.param_groups[0]["t"]))
 
     @property
@@ -256,8 +254,11 @@ class Elastic(Distributed):
 
     @property
     def workers_here(self) -> list[int]:
-        """Numbers of the workers of the round."""
         return self._company.numbers if self._company is not None else []
+
+    @property
+    def leader(self) -> int | None:
+        return self._company.leader if self._company is not None else None
 
     def close(self) -> None:
         """Leave the others, who train on."""
@@ -285,7 +286,7 @@ class Elastic(Distributed):
     def _verify(self, checksums: Sequence[int], mine: int) -> None:
         if is_usual(checksums, mine):
             return
-        if self.terms.on_mismatch == "raise":
+        if self.options.on_mismatch == "raise":
             self.company.leave()
             raise AgreementError(changed(self.terms.worker))
         self.news.append(f"worker {self.terms.worker} found its parameters changed at step {self.position + 1}")

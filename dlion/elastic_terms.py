@@ -5,9 +5,6 @@ from typing import Any
 
 from dlion.company import Patience
 from dlion.methods import METHODS
-from dlion.options import one_of
-
-ON_MISMATCH = ("repair", "raise")
 
 
 @dataclass(frozen=True)
@@ -19,8 +16,6 @@ class Terms:
     workers: int
     min_workers: int
     quorum_every: int
-    verify_every: int
-    on_mismatch: str
     patience: Patience
 
     @staticmethod
@@ -30,8 +25,6 @@ class Terms:
         workers: int,
         min_workers: int | None,
         quorum_every: int,
-        verify_every: int,
-        on_mismatch: str,
         patience: Patience,
     ) -> "Terms":
         """The terms, or a ValueError for the first that is out of range."""
@@ -45,13 +38,10 @@ class Terms:
             raise ValueError(f"min_workers={min_workers!r} must be between 1 and workers={workers}")
         if quorum_every < 1:
             raise ValueError(f"quorum_every={quorum_every!r} must be 1 or more")
-        if verify_every < 0:
-            raise ValueError(f"verify_every={verify_every!r} must be 0 (never) or more")
-        one_of("on_mismatch", on_mismatch, ON_MISMATCH)
         for name, seconds in (("timeout", patience.call), ("quorum_timeout", patience.quorum)):
             if seconds <= 0:
                 raise ValueError(f"{name}={seconds!r} must be a number of seconds above 0")
-        return Terms(lighthouse, worker, workers, min_workers, quorum_every, verify_every, on_mismatch, patience)
+        return Terms(lighthouse, worker, workers, min_workers, quorum_every, patience)
 
 
 def check_elastic(method: str, options: dict[str, Any]) -> None:

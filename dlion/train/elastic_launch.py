@@ -28,7 +28,8 @@ from dlion.train.ranks import REPEAT_SECONDS, choose_device, handle_signals, one
 from dlion.train.runs import RunFolder, differences
 
 LOOK_SECONDS = 1.0  # between two looks whether the run is finished, or a signal came
-GRACE_SECONDS = 20.0  # to end after a signal, or after the run is finished
+STOP_SECONDS = 30.0  # after a signal, for the step at hand and a checkpoint
+END_SECONDS = 3.0  # after the run is finished, for workers that were there; others came too late to hear of it
 LOOPBACK = "127.0.0.1"
 
 
@@ -149,6 +150,7 @@ class Supervisor:
         if self.restarts == 0:
             return False
         self.restarts -= 1
+        self.task = replace(self.task, again=True)
         self.start()
         return True
 
@@ -188,9 +190,9 @@ class Supervision:
             wait([s.process.sentinel for s in living if s.process is not None], LOOK_SECONDS)
             finished = self.folder.summary_file.exists()
             if (finished or self.signalled) and until is None:
-                until = time.monotonic() + GRACE_SECONDS
+                until = time.monotonic() + (END_SECONDS if finished else STOP_SECONDS)
             if until is not None and time.monotonic() > until:
-                break  # who is left was started too late to hear that the others are finished
+                break
             for supervisor in [s for s in living if s.ended() is not None]:
                 living.remove(supervisor)
                 status = supervisor.ended()

@@ -1,8 +1,8 @@
 """The training loop of one elastic worker: as `loop.train`, but nothing here waits for all others except `step()`.
 
 What workers tell each other travels with the commit of a step, so a worker that is lost never leaves others waiting
-at different places. Who lives with the lowest number leads: it writes the run folder and speaks on the terminal. When
-it dies, the next one goes on from what it was told like everybody.
+at different places. The lowest worker of those that have been there leads: it writes the run folder and speaks on the
+terminal. When it dies, the next one goes on from what it was told like everybody.
 """
 
 import math
@@ -52,7 +52,7 @@ class ElasticRun:
 
     Attributes:
         number: of the worker. received: number of the signal that this process was sent, 0 if none.
-        started: when this process began to train.
+        again: whether the worker was started again after a loss. started: when this process began to train.
     """
 
     config: Settled
@@ -60,6 +60,7 @@ class ElasticRun:
     trainee: Trainee
     number: int
     received: Callable[[], int]
+    again: bool = False
     progress: Progress = field(default_factory=Progress)
     started: float = field(default_factory=time.time)
     _screen: Display | None = None
@@ -101,8 +102,9 @@ class ElasticRun:
 
     @property
     def leads(self) -> bool:
-        """Whether this worker is the lowest of those that live; before the first step, whether it is worker 0."""
-        return self.number == min(self.trainee.optimizer.workers_here, default=0)
+        """Whether this worker speaks for all; before its first step worker 0 does, unless it was started again."""
+        leader = self.trainee.optimizer.leader
+        return self.number == leader if leader is not None else self.number == 0 and not self.again
 
     def say(self, *lines: str) -> None:
         """Tell the user, if this worker leads."""

@@ -32,6 +32,7 @@ class Task:
     Attributes:
         flags: of the run. folder: of the run. device: "cpu" or "cuda".
         lighthouse: HOST:PORT. number: of the worker. local_workers: how many share this machine.
+        again: whether it was started before.
         log: file for what the process says on standard error, and for its last words.
     """
 
@@ -44,6 +45,7 @@ class Task:
     min_workers: int | None
     patience: float
     log: str
+    again: bool = False
 
 
 def work(task: Task) -> None:
@@ -90,7 +92,7 @@ def _prepared(told: Task, received: list[int]) -> ElasticRun:
         **choices(config),
     )
     trainee = Trainee(config.workers, device, torch.get_num_threads(), model, optimizer)
-    return ElasticRun(config, folder, trainee, told.number, lambda: received[0] if received else 0)
+    return ElasticRun(config, folder, trainee, told.number, lambda: received[0] if received else 0, told.again)
 
 
 def _die_with_launcher() -> None:

@@ -19,6 +19,7 @@ from dlion.train.found_ranks import is_found, outcomes, run_as_found_rank
 from dlion.train.jobs import Job, Place, check, open_run
 from dlion.train.local_ranks import local_ranks
 from dlion.train.ranks import Ranks, choose_device
+from dlion.train.restarts import open_or_go_on
 from dlion.train.simulated import Simulated
 
 
@@ -92,7 +93,7 @@ def _agree_on_run(config: TrainConfig, place: Place, channel: Channel) -> Job | 
     settled = from_flags(outcomes(channel, lambda: to_flags(check(config, channel.size)))[0])
 
     def open_on_rank_0() -> dict[str, Any] | None:
-        job = open_run(settled, place) if channel.rank == 0 else None
+        job = open_or_go_on(settled, place) if channel.rank == 0 else None
         return job.to_json() if job else None
 
     told = outcomes(channel, open_on_rank_0)[0]
