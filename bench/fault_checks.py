@@ -132,8 +132,7 @@ def _ended(made: Attempt, fault: Fault, verdict: Verdict) -> None:
         verdict.figures["naming"] = None
         verdict.said += [last_line(own)]
     else:
-        if fault.kind == "stop":
-            verdict.checks["worker named"] = len(naming) == len(others)
+        verdict.checks["worker named"] = len(naming) == len(others)
         verdict.said += sorted({last_line(said[worker.rank]) for worker in others})
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -38,7 +39,7 @@ class Events:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write(self, event: str, *, durable: bool = False, **facts: Any) -> None:
-        line = {"event": event, "pid": os.getpid(), "at": time.monotonic(), **facts}
+        line = {"event": event, "pid": os.getpid(), "at": time.monotonic(), "cpu": time.process_time(), **facts}
         os.write(self._file, (json.dumps(line) + "\n").encode())
         if durable:
             _fsync(self._file)
@@ -63,25 +64,32 @@ class Injector:
         self._log = log
         self._disk = disk
         self.step = 0  # under way, or done last
+        self.done = 0
         self.voted = False  # whether ballots of this step have left
-        self._operations = 0  # on files since `step` was done
+        self._operations: Counter[Fault] = Counter()  # on files since the fault's step was done
 
     def begin(self, step: int) -> None:
         """A step begins: neither its gradients nor ballots are there."""
-        self.step, self.voted, self._operations = step, False, 0
+        self.step, self.voted = step, False
         self.reach("ballots")
 
+    def end(self, step: int) -> None:
+        """A step is done; a checkpoint of it may be written from now on, beside the steps that follow."""
+        self.done = step
+
     def operate(self) -> None:
-        """A file operation begins."""
-        self._operations += 1
-        self.reach("saving")
+        """A file operation begins, in whatever thread."""
+        for fault in [f for f in self._pending if f.phase == "saving" and f.step <= self.done]:
+            self._operations[fault] += 1
+            if self._operations[fault] == fault.operation:
+                self._pending.remove(fault)
+                self._hit(fault)
 
     def reach(self, phase: str) -> None:
         """Let happen what was planned for this phase of this step."""
         for fault in [f for f in self._pending if (f.step, f.phase) == (self.step, phase)]:
-            if phase != "saving" or fault.operation == self._operations:
-                self._pending.remove(fault)
-                self._hit(fault)
+            self._pending.remove(fault)
+            self._hit(fault)
 
     def spoil(self, inputs: Tensor, step: int) -> Tensor:
         """The inputs of a batch, or NaN where that was planned."""
@@ -118,53 +126,57 @@ def _fill(file: Path) -> int:
 
 def install(injector: Injector, log: Events, timeout: float) -> None:
     """Wrap what a worker calls; `timeout`: seconds, of its process group."""
-    _configure(timeout)
-    _follow_steps(injector, log)
-    _follow_calls(injector, log)
-    _follow_files(injector)
-
-
-def _configure(timeout: float) -> None:
-    """Settings that `dlion train` has no flags for."""
-    init, made = dist.init_process_group, dlion.Distributed.__init__
+    init, step = dist.init_process_group, dlion.Distributed.step
 
     def init_process_group(*args: Any, **options: Any) -> Any:
         return init(*args, **{"timeout": timedelta(seconds=timeout), **options})
 
-    @functools.wraps(made)
-    def sharded(self: Any, *args: Any, **options: Any) -> None:
-        made(self, *args, **{"topology": "sharded", "bucket_bytes": BUCKET_BYTES, **options})
-
-    dist.init_process_group = init_process_group
-    dlion.Distributed.__init__ = sharded  # type: ignore[method-assign]
-
-
-def _follow_steps(injector: Injector, log: Events) -> None:
-    batch, step, bind = ImageTask.batch, dlion.Distributed.step, Exchange.bind
-
-    @functools.wraps(batch)
-    def spoiled(self: Any, *, step: int, **options: Any) -> tuple[Tensor, Tensor]:
-        injector.begin(step)
-        inputs, targets = batch(self, step=step, **options)
-        return injector.spoil(inputs, step), targets
-
     @functools.wraps(step)
     def told(self: Any, *args: Any, **options: Any) -> Any:
         result = step(self, *args, **options)
-        log.write("step", step=injector.step, **_facts(self))
+        log.write("step", step=injector.step, **parameters_of(self))
+        injector.end(injector.step)
         return result
+
+    dist.init_process_group = init_process_group
+    dlion.Distributed.step = told  # type: ignore[method-assign]
+    follow(injector, log)
+
+
+def follow(injector: Injector, log: Events) -> None:
+    """Wrap what workers of every kind call; the model becomes one of several buckets."""
+    _follow_batches(injector, log)
+    _follow_calls(injector, log)
+    _follow_files(injector)
+    made, bind = dlion.Distributed.__init__, Exchange.bind
+
+    @functools.wraps(made)
+    def sharded(self: Any, *args: Any, **options: Any) -> None:
+        made(self, *args, **{"topology": "sharded", "bucket_bytes": BUCKET_BYTES, **options})
 
     @functools.wraps(bind)
     def counted(self: Any, *args: Any, **options: Any) -> None:
         bind(self, *args, **options)
         log.write("layout", buckets=len(self.layout.buckets))
 
-    ImageTask.batch = spoiled  # type: ignore[method-assign]
-    dlion.Distributed.step = told  # type: ignore[method-assign]
+    dlion.Distributed.__init__ = sharded  # type: ignore[method-assign]
     Exchange.bind = counted  # type: ignore[method-assign]
 
 
-def _facts(optimizer: "dlion.Distributed") -> dict[str, Any]:
+def _follow_batches(injector: Injector, log: Events) -> None:
+    batch = ImageTask.batch
+
+    @functools.wraps(batch)
+    def spoiled(self: Any, *, step: int, **options: Any) -> tuple[Tensor, Tensor]:
+        log.write("batch", step=step)
+        injector.begin(step)
+        inputs, targets = batch(self, step=step, **options)
+        return injector.spoil(inputs, step), targets
+
+    ImageTask.batch = spoiled  # type: ignore[method-assign]
+
+
+def parameters_of(optimizer: "dlion.Distributed") -> dict[str, Any]:
     """What must be equal on all workers after a step, and what must be finite."""
     params = [param.detach() for group in optimizer.param_groups for param in group["params"]]
     momenta = [state["exp_avg"] for state in optimizer.state.values()]

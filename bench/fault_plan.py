@@ -8,6 +8,8 @@ from typing import Any, Literal
 WORKERS = 4
 STEPS = 24
 SAVE_EVERY = 8
+ELASTIC_STEPS = 60  # of which most come after the kill, so that the worker can come back
+RETURN_STEPS = 120
 LINK = "20mbit"  # a step's 20 kB each way take 20 ms on it and 2 ms on the machine's own
 
 WAYS: tuple[tuple[str, ...], ...] = ((), ("--overlap",), ("--method", "dlion-avg"), ("--zeros", "exact"))
@@ -38,9 +40,9 @@ class Fault:
     Attributes:
         kind: one of KINDS.
         rank: the worker that it happens to; of a slow link all.
-        step: number of the optimizer step, from 1; "saving" begins when that step has been done.
+        step: number of the optimizer step, from 1; "saving" is that of its checkpoint.
         phase: one of PHASES; "batch" for NaN, "always" for links.
-        operation: of "saving": before which fsync or replace of that worker, from 1.
+        operation: of "saving": before which fsync or replace of that worker, from 1, after the step was done.
     """
 
     kind: Kind
@@ -111,10 +113,10 @@ def random_fault(draw: random.Random, kinds: Sequence[str], steps: int) -> Fault
 
 
 def short_cells(draw: random.Random) -> Iterator[Cell]:
-    """What continuous integration runs: three kinds in two runs."""
-    nan = Fault("nan", draw.randrange(WORKERS), 5, "batch")
-    yield Cell("short", 0, (nan, Fault("kill", draw.randrange(WORKERS), SAVE_EVERY + 2, "between")), steps=12)
-    yield Cell("short", 1, (Fault("full", 0, 2 * SAVE_EVERY, "saving", 2),), steps=2 * SAVE_EVERY + 1)
+    """What continuous integration runs: three kinds in two runs, whose course without interruption is the same."""
+    nan, steps = Fault("nan", draw.randrange(WORKERS), 5, "batch"), SAVE_EVERY + 4
+    yield Cell("short", 0, (nan, Fault("kill", draw.randrange(WORKERS), SAVE_EVERY + 2, "between")), steps)
+    yield Cell("short", 1, (nan, Fault("full", 0, steps, "saving", 2)), steps)
 
 
 def static_cells(draw: random.Random) -> Iterator[Cell]:
@@ -152,7 +154,40 @@ def soak_cells(draw: random.Random) -> Iterator[Cell]:
         number += 1
 
 
-CELLS = {"short": short_cells, "static": static_cells, "soak": soak_cells}
+def elastic_cells(draw: random.Random) -> Iterator[Cell]:
+    """60 runs with one kill each: twelve in every phase, three of every worker in each."""
+    for number in range(60):
+        phase, rank = list(PHASES)[number % 5], number // 5 % WORKERS
+        yield Cell("elastic", number, (_kill(draw, rank, phase),), steps=ELASTIC_STEPS)
+
+
+def return_cells(draw: random.Random) -> Iterator[Cell]:
+    """20 runs with a kill in any phase, each with weights and data of its own, long enough to judge the return."""
+    for number in range(20):
+        fault = _kill(draw, draw.randrange(WORKERS), draw.choice(list(PHASES)))
+        yield Cell("elastic-return", number, (fault,), RETURN_STEPS, ("--seed", str(number)), returns=True)
+
+
+def whole_cells(draw: random.Random) -> Iterator[Cell]:
+    """What `return_cells` are compared with: the same runs without a fault."""
+    for number in range(20):
+        yield Cell("elastic-whole", number, (), RETURN_STEPS, ("--seed", str(number)))
+
+
+def _kill(draw: random.Random, rank: int, phase: str) -> Fault:
+    if phase == "saving":  # the worker that leads has many file operations, each of the others one
+        return Fault("kill", rank, draw.choice((1, 2)) * SAVE_EVERY, phase, draw.randint(1, 5) if rank == 0 else 1)
+    return Fault("kill", rank, draw.randint(5, 20), phase)
+
+
+CELLS = {
+    "short": short_cells,
+    "static": static_cells,
+    "soak": soak_cells,
+    "elastic": elastic_cells,
+    "elastic-return": return_cells,
+    "elastic-whole": whole_cells,
+}
 
 
 def cells(experiment: str, seed: int) -> Iterator[Cell]:

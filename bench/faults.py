@@ -2,6 +2,9 @@
 
     python bench/faults.py --only static                     every kind of fault and phase, 25 runs (8 minutes)
     python bench/faults.py --only soak --minutes 10          random faults, until time is up
+    python bench/faults.py --only elastic                    60 runs with one kill each, of workers that go on
+    python bench/faults.py --only elastic-return             20 runs with a kill and the worker's return
+    python bench/faults.py --only elastic-whole              what these are compared with: no fault
     python bench/faults.py --only short                      two runs, what continuous integration does
     python bench/faults.py --table --docs docs/reliability.md    run nothing: write the tables from what is there
 
@@ -20,15 +23,16 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fault_checks
 from documents import fill, write_whole
-from fault_checks import Courses, run_cell
 from fault_plan import CELLS, Cell, cells, moved
 from fault_runs import NotFiredError, load, missing_for_disk
-from fault_table import section
+from fault_table import parts
 from links import missing, stopping_on_signals
 
 Record = dict[str, Any]
@@ -37,6 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results" / "faults"
 FAILED, USER_ERROR, NOT_FIRED = 1, 2, 3
 ENDLESS = ("soak",)
+KEYS = tuple(Cell("", 0, ()).described())
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -64,12 +69,13 @@ def lines_of(file: Path) -> list[Record]:
 
 def chosen(options: argparse.Namespace, finished: Sequence[Record]) -> Iterator[Cell]:
     """The cells to run, in order."""
-    known = {(record["cell"], record["seed"]) for record in finished}
+    known = [(record["seed"], {key: record[key] for key in KEYS}) for record in finished]
     for cell in cells(options.only, options.seed):
         if options.runs is not None and cell.number >= options.runs:
             return
-        if (cell.name, options.seed) not in known:
-            yield cell if options.at_step is None else moved(cell, options.at_step)
+        planned = cell if options.at_step is None else moved(cell, options.at_step)
+        if (options.seed, planned.described()) not in known:
+            yield planned
 
 
 def left_out(cell: Cell, lacking: dict[str, str | None]) -> str | None:
@@ -83,7 +89,7 @@ def run_cells(options: argparse.Namespace, file: Path) -> int:
     load()
     lacking = {"slow": missing(), "full": missing_for_disk()}
     with tempfile.TemporaryDirectory(prefix="dlion-faults-") as scratch:
-        courses = Courses(Path(scratch))
+        run_cell = runner(options.only, Path(scratch))
         for cell in chosen(options, lines_of(file)):
             if time.monotonic() - began >= options.minutes * 60:
                 print("Time is up: the same command goes on.")
@@ -93,7 +99,7 @@ def run_cells(options: argparse.Namespace, file: Path) -> int:
                 continue
             folder = Path(scratch) / cell.name
             try:
-                record = run_cell(cell, folder, courses) | {"seed": options.seed}
+                record = run_cell(cell, folder) | {"seed": options.seed}
             except NotFiredError as error:
                 print(f"faults.py: a fault did not happen: {error}", file=sys.stderr)
                 _keep(folder, options.keep)
@@ -108,6 +114,17 @@ def run_cells(options: argparse.Namespace, file: Path) -> int:
                 _keep(folder, options.keep)
             shutil.rmtree(folder)
     return status
+
+
+def runner(experiment: str, scratch: Path) -> Callable[[Cell, Path], Record]:
+    """What runs a cell of this experiment in a folder of its own."""
+    if experiment.startswith("elastic"):
+        try:
+            import fault_elastic
+        except ModuleNotFoundError as error:
+            raise ValueError(f"{experiment} needs elastic workers, and {error.name} is missing.") from None
+        return fault_elastic.run_cell
+    return partial(fault_checks.run_cell, courses=fault_checks.Courses(scratch))
 
 
 def _keep(folder: Path, where: Path | None) -> None:
@@ -133,12 +150,12 @@ def main(arguments: Sequence[str]) -> int:
                 write_whole(file, "")
             with stopping_on_signals():
                 status = run_cells(options, file)
-        for experiment in CELLS:
-            records = lines_of(options.results / f"{experiment}.jsonl")
-            if options.docs and records:
-                fill(options.docs, "faults", experiment, section(records))
-            elif records and experiment == options.only:
-                print(f"\n{section(records)}")
+        found = {experiment: lines_of(options.results / f"{experiment}.jsonl") for experiment in CELLS}
+        for part, section in parts(found).items():
+            if options.docs:
+                fill(options.docs, "faults", part, section)
+            elif part == options.only:
+                print(f"\n{section}")
     except (ValueError, OSError) as error:
         print(f"faults.py: {error}", file=sys.stderr)
         return USER_ERROR
