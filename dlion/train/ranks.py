@@ -2,6 +2,9 @@
 
 import os
 import signal
+import threading
+import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
@@ -10,12 +13,12 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 import dlion
 from dlion.channel import Channel
-from dlion.errors import ExchangeError
+from dlion.errors import ExchangeError, ranks_text
 from dlion.roll_call import Inquiry, StoreSilent
 from dlion.train.config import Settled
 from dlion.train.workers import OneOfMany, choices
@@ -24,6 +27,8 @@ T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEAT_SECONDS = 1.0  # after a first signal, in which a second one means the same: some tools send one Ctrl-C twice
+MEET_SECONDS = 300.0  # for all workers to start
+POLL_SECONDS = 0.01  # between two looks into the store while they do
 BLAME_SECONDS = 1.0  # that a rank which only lost contact waits, so that the one that failed is seen first
 
 STORE_SECONDS = 300.0  # for an answer of the store: torch's own limit, which it keeps only while the store lives
@@ -96,6 +101,8 @@ def join(device: Literal["cpu", "cuda"], received: Callable[[], int]) -> Ranks:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     store, rank, size = next(rendezvous("env://"))
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        store = fresh(store, rank, size)
     place = torch.device("cpu") if device == "cpu" else torch.device("cuda", local_rank)
     if device == "cuda":
         torch.cuda.set_device(place)
@@ -107,6 +114,42 @@ def join(device: Literal["cpu", "cuda"], received: Callable[[], int]) -> Ranks:
         device_id=None if device == "cpu" else place,
     )
     return Ranks(Channel(phase="the training loop"), place, threads_for(local_workers), StopSign(store, received))
+
+
+def fresh(store: Store, rank: int, size: int, seconds: float = MEET_SECONDS) -> Store:
+    """A part of the store that no worker has used before: all workers get the same.
+
+    torchrun keeps the store when it starts workers again, and what the former ones wrote there would be believed: the
+    network library would look for workers under their addresses. Rank 0 names a new part, and answers everybody who
+    asks by that name with the word that came with the question: so a name that was left behind is found out.
+
+    Raises:
+        ExchangeError: names the ranks that did not come within `seconds`.
+    """
+    mine, ends, pause = uuid.uuid4().hex, time.monotonic() + seconds, threading.Event()
+    missing = list(range(1, size)) if rank == 0 else [0]
+    if rank == 0:
+        store.set("dlion/part", mine)
+    part = mine
+    while missing and time.monotonic() < ends:
+        if rank == 0:
+            for other in [one for one in missing if store.check([f"dlion/ask/{part}/{one}"])]:
+                store.set(f"dlion/answer/{part}/{other}", store.get(f"dlion/ask/{part}/{other}").decode())
+                missing.remove(other)
+        elif store.check(["dlion/part"]):
+            part = store.get("dlion/part").decode()
+            store.set(f"dlion/ask/{part}/{rank}", mine)
+            answer = f"dlion/answer/{part}/{rank}"
+            if store.check([answer]) and store.get(answer).decode() == mine:
+                missing = []
+        if missing:
+            pause.wait(POLL_SECONDS)
+    if missing:
+        raise ExchangeError(
+            f"rank {rank} waited {seconds:g} s to meet all {size} workers, and {ranks_text(missing)} did not come: "
+            "look for an error there"
+        )
+    return PrefixStore(f"dlion/{part}", store)
 
 
 def threads_for(local_workers: int) -> int:
