@@ -78,7 +78,7 @@ def configurations(folder: Path) -> Iterator[Parser]:
         for cell in first_stage(read)[:50]:
             _ = cell.config, cell.work, cell.name, cell.words
 
-    yield Parser("toml of a study", texts, written(study, plan), 1.5, spoiled_toml)
+    yield Parser("toml of a study", texts, written(study, plan), 0.5, spoiled_toml)
     config = folder / "flags.toml"
 
     def ask() -> None:

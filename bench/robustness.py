@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 from documents import write_whole
+from torch import nn
 
+from dlion.agreement_rates import chance
 from dlion.simulate import Fault, Simulation
 from dlion.simulate.faults import COLLUDING, INVERTED, RANDOM
 from dlion.train.config import Settled, learning_rate, settle
@@ -32,6 +34,7 @@ CONTEXT, WINDOWS = 64, 128
 # Model, batch and rates of docs/studies/text.toml, whose grid chose the rates with 4 honest workers.
 RATES = {"dlion-mavo": 0.001, "dlion-avg": 0.003}
 SEEDS = (42, 52)
+SHOWN = 2  # liars in `--agreement`
 # f around where a run could fail: a majority and one more; more of the random ones, since they cancel one another.
 LIARS: dict[int, dict[str, tuple[int, ...]]] = {
     7: {INVERTED: (1, 2, 3, 4), RANDOM: (2, 3, 4, 5, 6), COLLUDING: (1, 2, 3, 4)},
@@ -105,7 +108,25 @@ def run(cell: Cell, config: Settled, task: Task) -> dict[str, Any]:
                     how = {"seed": cell.seed, "rank": rank, "workers": cell.workers, "step": step + 1}
                     task.loss(model, *task.batch(**how, size=config.batch_size)).backward()
         simulation.step()
-    return {**asdict(cell), "step": steps, "val_loss": losses, "seconds": time.perf_counter() - began}
+    told = {"agreement": simulation.stats.agreement, "seconds": time.perf_counter() - began}
+    return {**asdict(cell), "step": steps, "val_loss": losses, **told}
+
+
+def agreement(common: dict[str, Any], task: Task) -> str:
+    """How liars show in `stats.agreement`: what the lowest of them and the lowest honest worker have after the run."""
+    lines = [
+        "| attack | liars of 7 | method | a liar agrees | an honest worker agrees | coins would |",
+        "|---|---|---|---|---|---|",
+    ]
+    for attack in LIARS[7]:
+        for method in RATES:
+            cell = Cell(method, 7, attack, SHOWN, SEEDS[0])
+            simulation = Simulation(nn.Linear(1, 1), method, workers=7)
+            by_chance = chance(simulation._team.wire, 7) or 0.0
+            rates = run(cell, config_of(cell, common), task)["agreement"]
+            numbers = " | ".join(f"{100 * rate:.1f} %" for rate in (rates[0], rates[SHOWN], by_chance))
+            lines.append(f"| {attack} | {SHOWN} | {method} | {numbers} |")
+    return "\n".join(lines)
 
 
 def found(folder: Path) -> dict[Cell, dict[str, Any]]:
@@ -134,11 +155,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("bench-runs/robustness"))
     parser.add_argument("--steps", type=int, default=200, help="of each run (default 200)")
     parser.add_argument("--most", type=int, default=10**6, help="stop after so many runs (default: all)")
+    parser.add_argument(
+        "--agreement", action="store_true", help="only show how two of seven liars agree with the others"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # gradients, and so the figures, depend on it
     common = settings(options.steps)
     try:
         task = load_task("text", None, Reading(context=CONTEXT, eval_windows=WINDOWS))
+        if options.agreement:
+            print(agreement(common, task))
+            return 0
         prepare(options.out, {**common, "data": {"name": task.info.name, "sha256": task.info.sha256}})
     except ValueError as error:
         print(f"robustness.py: {error}", file=sys.stderr)

@@ -20,6 +20,7 @@ from dlion.manifest import Manifest
 from dlion.saving import Saving
 from dlion.train.config import Settled, to_flags
 from dlion.train.data import DataInfo
+from dlion.train.legal import shown
 from dlion.train.runs import Record, RunFolder, finite
 from dlion.train.weights import share
 from dlion.train.workers import Workers
@@ -172,7 +173,7 @@ def _check_run(folder: RunFolder, config: Settled, data: DataInfo, manifest: Man
     sha256 = told.get("sha256") if isinstance(told, dict) else None
     if sha256 != data.sha256:
         raise ValueError(
-            f"{folder.path} was trained on other data ({told}) than there is now (SHA-256 {data.sha256}): "
+            f"{folder.path} was trained on other data ({shown(told)}) than there is now (SHA-256 {data.sha256}): "
             "give its own with --data."
         )
 
