@@ -1,5 +1,6 @@
 """Checkpoints of an elastic run, written by whoever lives: `dlion.checkpoint` in the folder of the run."""
 
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -23,8 +24,10 @@ def save(run: "ElasticRun") -> None:
     A worker that was lost in the commit or here costs this checkpoint, not the run; that of the last step is then
     written by the worker that leads, alone.
     """
+    started = perf_counter()
     optimizer = run.trainee.optimizer
     final = path_of(run.folder, run.progress.step)
+    run.progress.checkpoints += 1
     last = run.progress.step == run.config.steps
     try:
         if optimizer.notes:  # without them the others may not come here
@@ -32,11 +35,13 @@ def save(run: "ElasticRun") -> None:
             _write(run, optimizer.company.group or ALONE)
     except (CheckpointError, ExchangeError) as error:
         optimizer.company.part()
+        run.progress.checkpoints -= 1
         run.say(f"the checkpoint of step {run.progress.step} was not written: {str(error).splitlines()[0]}")
     if run.leads:
         if last and not dlion.checkpoint.is_complete(final):
             _write(run, ALONE)
         forget_outdated(run.folder, run.config.keep_checkpoints)
+    run.progress.held_up += perf_counter() - started
 
 
 def restore(run: "ElasticRun") -> None:

@@ -22,7 +22,7 @@ from dlion.train import checkpoints, elastic_checkpoints
 from dlion.train.checkpoints import Progress
 from dlion.train.config import Settled, learning_rate
 from dlion.train.jobs import task_of
-from dlion.train.loop import due, gradients_of, summary_of, validation
+from dlion.train.loop import due, gradients_of, summary_of, threads_text, validation
 from dlion.train.progress import Display, display, results
 from dlion.train.report import write_report
 from dlion.train.runs import Record, RunFolder
@@ -124,7 +124,7 @@ class ElasticRun:
         self.trainee.optimizer.luggage = None
         if self.leads:
             config, optimizer, threads = self.config, self.trainee.optimizer, self.trainee.threads
-            who = f"{self.trainee.size} elastic workers on {self.trainee.device.type}, {threads} thread(s) each"
+            who = f"{self.trainee.size} elastic workers on {self.trainee.device.type}, {threads_text(threads)}"
             setting = f"{config.method} ({optimizer.kernels} kernels), {who}"
             resumed = [f"resumed after step {self.progress.step}"] if self.progress.step else []
             self.say(f"{config.task} with {config.model}, {setting}: {self.folder.path}", *resumed)

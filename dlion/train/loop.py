@@ -106,9 +106,13 @@ def _opening(job: Job, workers: Workers, task: Task) -> list[str]:
     config, size = job.config, workers.size
     kind = "simulated worker" if config.simulate else "worker"
     who = f"{size} {kind}{'s' if size > 1 else ''} on {workers.device.type}"
-    threads = f"{workers.threads} thread{'s' if workers.threads > 1 else ''} each"
-    setting = f"{config.method} ({workers.optimizer.kernels} kernels), {who}, {threads}"
+    setting = f"{config.method} ({workers.optimizer.kernels} kernels), {who}, {threads_text(workers.threads)}"
     return [f"{config.task} with {config.model}, {setting}: {job.folder.path}", task.info.note, *_resumed(job)]
+
+
+def threads_text(threads: int) -> str:
+    """How many threads each worker has."""
+    return f"{threads} thread{'s' if threads > 1 else ''} each"
 
 
 def _resumed(job: Job) -> list[str]:
