@@ -197,12 +197,13 @@ def test_clipping_by_an_infinite_norm_leaves_zeros_that_vote_and_a_nan_that_does
 def test_a_long_run_with_a_bad_gradient_now_and_then(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bad_gradients, "PERIOD", 20)
     bad_in.cache_clear()
-    steps = 300
-    assert sum(bad_in(step) is not None for step in range(steps)) == 15
+    steps = 200
+    assert sum(bad_in(step) is not None for step in range(steps)) == 10
     found = succeed(world(WORKERS, lambda rank, group: train_real(rank, kind, steps, group)))
     assert faults_in(found, kind, steps) == []
-    alone = train_simulated(kind, steps)
-    assert faults_in([alone], kind, steps) == [] and alone["checksum"] == found[0]["checksum"]
+    if kind in ("majority", "skip"):
+        alone = train_simulated(kind, steps)
+        assert faults_in([alone], kind, steps) == [] and alone["checksum"] == found[0]["checksum"]
     bad_in.cache_clear()
 
 

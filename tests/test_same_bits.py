@@ -13,7 +13,7 @@ from world import succeed, world
 from dlion import Distributed
 from dlion.ops import native
 
-WORKERS, STEPS = 4, 4  # an even number, so that there are ties
+WORKERS, STEPS = 4, 3  # an even number, so that there are ties
 REFERENCE = "reference"
 VOTES: list[dict[str, Any]] = [
     {"ties": "rotate"},
@@ -31,7 +31,7 @@ NUMBERS: list[tuple[torch.dtype, dict[str, Any]]] = [
 ]
 TOPOLOGIES = ("sharded", "replicated", "server")
 BUCKETS = (8, 40, 2**20)  # bytes: a word, five words, more than all
-PARTS = 12  # of all ways, one for each kind of votes and numbers in turn: each way is tried with some of them
+PARTS = 16  # of all ways, one for each kind of votes and numbers in turn: each way is tried with some of them
 
 
 def instruction_sets() -> list[str]:
