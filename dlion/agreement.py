@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dlion.errors import AgreementError, ranks_text
-from dlion.header import Status, majority_value
+from dlion.header import NOBODY, VERSION, Status, majority_value
 from dlion.layout import local, named
 
 Report = dict[str, Any]
@@ -62,7 +62,7 @@ def explain_layouts(reports: list[Report]) -> str | None:
     )
 
 
-def explain_layout_change(reports: list[Report], t: int, overlap: bool) -> str | None:
+def explain_layout_change(reports: list[Report], t: int, overlap: bool, offender: int) -> str | None:
     """One sentence naming the ranks that announced a new layout while others did not; None where all did."""
     changed = [rank for rank, said in enumerate(reports) if said["status"] == Status.LAYOUT_CHANGED]
     if len(changed) == len(reports):
@@ -72,22 +72,30 @@ def explain_layout_change(reports: list[Report], t: int, overlap: bool) -> str |
         if overlap
         else "its parameters were replaced by others"
     )
-    return f"the layout changed on {ranks_text(changed)} alone after t={t} steps: {what}"
+    return f"the layout changed on {ranks_text(changed or [offender])} alone after t={t} steps: {what}"
 
 
-def explain_hyper_parameters(reports: list[Report]) -> str:
-    """One sentence naming the ranks whose hyper-parameters or step count are not the common ones.
+def explain_hyper_parameters(reports: list[Report], offender: int) -> str:
+    """One sentence naming the ranks whose hyper-parameters, step count or version are not the common ones.
 
     Those of a worker that has finished are not compared.
+
+    Args:
+        offender: the lowest rank whose row differs, for rows that are not what their workers say; or NOBODY.
     """
     said = _explain(
         _with_common_hyper_parameters(reports),
-        key=lambda report: json.dumps([report["t"], report["hyper"]], sort_keys=True),
+        key=lambda report: json.dumps([report["t"], report["hyper"], report.get("version")], sort_keys=True),
         differ=_hyper_difference,
         begin="the workers' hyper-parameters or step counts differ",
         advice="give all workers the same hyper-parameters and schedule, and load all of them from the same checkpoint",
     )
-    return said or "the workers' rows carry different buckets or versions: use the same version of dlion everywhere"
+    whose = f"of rank {offender}" if offender != NOBODY else "of some worker"
+    return said or (
+        f"the header of a row {whose} has another version, bucket, t or hyper-parameters than the others', although "
+        "the workers themselves agree: use the same version of dlion everywhere, and look for a faulty network or "
+        "memory there"
+    )
 
 
 def _with_common_hyper_parameters(reports: list[Report]) -> list[Report]:
@@ -137,6 +145,7 @@ def report(
     """What a worker says of itself when something differs: JSON, sent only then. `hyper`: as its ballots announced."""
     return {
         "status": status,
+        "version": VERSION,
         "t": param_groups[0]["t"],
         "hyper": hyper,
         "options": dict(options),
@@ -234,6 +243,8 @@ def _text(fact: list[Any]) -> str:
 
 
 def _hyper_difference(theirs: Report, common: Report) -> str:
+    if theirs.get("version") != common.get("version"):
+        return f"rows have version {theirs.get('version')} instead of {common.get('version')}"
     if theirs["t"] != common["t"]:
         return f"t={theirs['t']} steps were applied instead of {common['t']}"
     if len(theirs["hyper"]) != len(common["hyper"]):

@@ -1,11 +1,13 @@
 """How often each worker's votes are what was decided: counted by those who count votes, here and there in a few steps.
 
-A worker that is broken or hostile agrees with the others less often than a coin would. What it says of itself plays no
-part: every shard's owner sees all ballots of its shard, and counts a few hundred words of one bucket every tenth step.
+A worker that is broken or hostile agrees with the others no more often than a coin would. What it says of itself plays
+no part: every shard's owner sees all ballots of its shard, and counts a few hundred words of one bucket every tenth
+step.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,23 +25,52 @@ EVERY = 10  # steps
 WORDS = 256  # of each shard, in one bucket of such a step
 NUMBERS = 4096  # likewise where ballots are numbers
 SAMPLES = 5  # before anybody is suspected
-MARGIN = 0.01  # below chance, and four standard deviations at least
+MARGIN = 0.01  # of a share; less above chance is no knowledge
 
 ALL = -1  # a word of set bits
 
 
-class Sample:
-    """The votes of one bucket that are looked at, counted for each rank.
+@dataclass(frozen=True)
+class Counts:
+    """Votes that were looked at, of each worker; sums of them are counts too.
 
     Attributes:
-        agreed, cast: of each rank, how many votes were the verdict's, and how many were looked at.
+        agreed, looked: those that were the verdict's, of those that could be.
+        coin_agreed, coin_looked: the same, in quarters, as expected of a coin in the worker's place among the others.
+    """
+
+    agreed: list[int]
+    looked: list[int]
+    coin_agreed: list[int]
+    coin_looked: list[int]
+
+    @staticmethod
+    def none(workers: int) -> "Counts":
+        """Of nothing."""
+        return Counts(*([0] * workers for _ in range(4)))
+
+    def row(self) -> list[int]:
+        """All numbers, one after another."""
+        return self.agreed + self.looked + self.coin_agreed + self.coin_looked
+
+    @staticmethod
+    def summed(rows: Sequence[Sequence[int]], workers: int) -> "Counts":
+        """From everybody's rows."""
+        total = [sum(column) for column in zip(*rows, strict=True)]
+        return Counts(*(total[k : k + workers] for k in range(0, 4 * workers, workers)))
+
+
+class Sample:
+    """The votes of one bucket that are looked at.
+
+    Attributes:
+        counts: what was found.
         voters: the ranks of the ballots that come, in their order.
     """
 
     def __init__(self, wire: Wire, bucket: Bucket, turn: int, workers: int) -> None:
         self._wire, self._bucket, self._turn = wire, bucket, turn
-        self.agreed = [0] * workers
-        self.cast = [0] * workers
+        self.counts = Counts.none(workers)
         self.voters: list[int] = []
 
     def take(self, ballots: Tensor, verdict: Tensor, first: int) -> None:
@@ -56,13 +87,15 @@ class Sample:
         start = self._turn * width % (real - width + 1)
         here = slice(start, start + width)
         if numbers:
-            equal, looked = _of_numbers(ballots[:, 0, here], verdict[0, here])
+            found = _of_numbers(ballots[:, 0, here], verdict[0, here])
         else:
-            mask = self._mask(first + start, width).to(ballots.device)
-            equal, looked = _of_words(self._wire, ballots[..., here], verdict[:, here], mask)
-        for rank, same, votes in zip(self.voters, equal.tolist(), looked.tolist(), strict=True):
-            self.agreed[rank] += same
-            self.cast[rank] += votes
+            mask = bits.unpack(self._mask(first + start, width)).bool().to(ballots.device)
+            votes, decided = _signs(self._wire, ballots[..., here], verdict[:, here])
+            found = _of_votes(votes[:, mask], decided[mask], _ties_out(self._wire))
+        c = self.counts
+        for counted, new in zip((c.agreed, c.looked, c.coin_agreed, c.coin_looked), found.tolist(), strict=True):
+            for rank, number in zip(self.voters, new, strict=True):
+                counted[rank] += number
 
     def _mask(self, first: int, width: int) -> Tensor:
         """i64[width]: the bits that are elements, not padding."""
@@ -104,13 +137,12 @@ class AgreementRates:
         if not self._is_due(t):
             return
         sample, self._sample = self._sample, None
-        counts = sample.agreed + sample.cast if sample is not None else [0] * (2 * self._workers)
+        counts = sample.counts if sample is not None else Counts.none(self._workers)
         if owners is not None:
             with owners.during("agreement rates"):
-                rows = gathered(owners, counts, stats[0])
-            counts = [sum(column) for column in zip(*rows, strict=True)]
+                counts = Counts.summed(gathered(owners, counts.row(), stats[0]), self._workers)
         for each in stats:
-            each.voted(counts[: self._workers], counts[self._workers :])
+            each.voted(counts.agreed, counts.looked, counts.coin_agreed, counts.coin_looked)
 
     def _is_due(self, t: int) -> bool:
         return self._counts and (t + 1) % EVERY == 0
@@ -119,54 +151,82 @@ class AgreementRates:
 def chance(wire: Wire, workers: int) -> float | None:
     """How often the vote of one of `workers` coins is what they all decide; None where nothing is counted.
 
-    Its own vote is among those that decide, so this is more than half.
+    Its own vote is among those that decide, so this is more than half. Among workers that agree with each other a coin
+    is less often on the winning side: what is counted says how often.
     """
     if not isinstance(wire.up, SignBits | TernaryBits | Cast):
         return None
     if isinstance(wire.up, Cast):  # numbers with a normal distribution, and the sign of their sum
         return 0.5 + math.asin(1 / math.sqrt(workers)) / math.pi
-    ties_out = isinstance(wire.count, Votes | TernaryVotes)
-    ties_out = ties_out or (isinstance(wire.count, TernaryMajority) and wire.count.ties == "zero")
-    outcomes = [up for up in range(workers + 1) if not (ties_out and 2 * up == workers)]
+    outcomes = [up for up in range(workers + 1) if not (_ties_out(wire) and 2 * up == workers)]
     cases = [math.comb(workers, up) for up in outcomes]
     with_it = [case * max(up, workers - up) for case, up in zip(cases, outcomes, strict=True)]
     return sum(with_it) / workers / sum(cases)
 
 
-def below_chance(stats: Stats, by_chance: float) -> list[int]:
-    """The ranks that agree less often than coins would, while most of the others agree more often.
+def below_chance(stats: Stats) -> list[int]:
+    """The ranks whose votes agree no more often than those of a coin in their place would, while most know better.
 
-    A coin among workers that know something agrees less often than among coins, so a worker that says nothing is found
-    too. Two workers cannot be told apart.
+    A coin's vote is among those that decide, so it agrees in more than half of the cases, the more often the less the
+    others agree among themselves; the counts say how often. Who says nothing useful is found by it, and who votes
+    against the others all the more. Two workers cannot be told apart.
     """
     if stats.vote_samples < SAMPLES:
         return []
-    found = []
-    for rank, (rate, votes) in enumerate(zip(stats.agreement, stats.votes_sampled, strict=True)):
-        if rate is not None:
-            noise = 4 * math.sqrt(by_chance * (1 - by_chance) / votes)
-            found += [rank] * (rate < by_chance - max(MARGIN, noise))
-    above = sum(rate is not None and rate > by_chance for rate in stats.agreement)
+    found, above = [], 0
+    for rank, (rate, coin) in enumerate(zip(stats.agreement, stats.agreement_by_chance, strict=True)):
+        if rate is not None and coin is not None:
+            margin = max(MARGIN, 2 / math.sqrt(stats.votes_looked[rank]))  # four standard deviations
+            found += [rank] * (rate - coin < margin)
+            above += rate - coin > 2 * margin
     return found if 2 * above > len(stats.agreement) else []
 
 
-def _of_numbers(ballots: Tensor, verdict: Tensor) -> tuple[Tensor, Tensor]:
-    """f[voters, n] and f[n] -> i64[voters] each: how many have the verdict's sign, and how many have one."""
-    looked = (ballots != 0) & (verdict != 0)
-    return (looked & ((ballots > 0) == (verdict > 0))).sum(1), looked.sum(1)
+def _of_numbers(ballots: Tensor, total: Tensor) -> Tensor:
+    """f[voters, n] and their sum f[n] -> i64[4, voters], the fields of `Counts`. A coin keeps its number's size."""
+    said = ballots != 0
+    looked = said & (total != 0)
+    agreed = looked & ((ballots > 0) == (total > 0))
+    decides = said & (ballots.abs() > (total - ballots).abs())
+    everything = said.sum(1)
+    return torch.stack([agreed.sum(1), looked.sum(1), 2 * everything + 2 * decides.sum(1), 4 * everything])
 
 
-def _of_words(wire: Wire, ballots: Tensor, verdict: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """i64[voters, planes, n], i64[planes, n] and i64[n] -> i64[voters] each, as of numbers; a tie is no sign."""
-    up = ballots[:, -1]
-    said = ballots[:, 0] & mask if ballots.shape[1] == 2 else mask.expand_as(up)
-    if isinstance(wire.count, Votes | TernaryVotes):
-        voters, ternary = len(ballots), isinstance(wire.count, TernaryVotes)
-        middle, planes = voters if ternary else voters // 2, list(verdict)
-        decided_up = bits.exceeds(planes, middle)
-        tie = bits.equals(planes, middle) if ternary or voters % 2 == 0 else torch.zeros_like(mask)
-        said = said & ~tie
-    else:
-        decided_up = verdict[-1]
-        said = said & verdict[0] if len(verdict) == 2 else said
-    return bits.ones(said & ~(up ^ decided_up)), bits.ones(said)
+def _of_votes(votes: Tensor, decided: Tensor, ties_out: bool) -> Tensor:
+    """i8[voters, n] and i8[n] of -1, 0 and +1 -> i64[4, voters], the fields of `Counts`."""
+    said = votes != 0
+    looked = said & (decided != 0)
+    agreed = looked & (votes == decided)
+    others = (votes.sum(0, dtype=torch.int16) - votes).abs()
+    everything = said.sum(1)
+    alone = (said & (others == 0)).sum(1)  # a coin decides
+    ties = (said & (others == 1)).sum(1)  # half of the time a coin makes a tie, and of ties it wins half
+    coin = [2 * everything + 2 * alone, 4 * everything - 2 * ties]
+    if not ties_out:
+        coin = [coin[0] + ties, 4 * everything]
+    return torch.stack([agreed.sum(1), looked.sum(1), *coin])
+
+
+def _signs(wire: Wire, ballots: Tensor, verdict: Tensor) -> tuple[Tensor, Tensor]:
+    """i64[voters, planes, w] and i64[planes, w] -> what each voter said, i8[voters, 64*w], and the verdict's signs."""
+    voters = len(ballots)
+    votes = _of_planes(ballots.transpose(0, 1))
+    if isinstance(wire.count, Votes):
+        return votes, (2 * bits.levels(verdict) - voters).sign().to(torch.int8)
+    if isinstance(wire.count, TernaryVotes):
+        return votes, (bits.levels(verdict) - voters).sign().to(torch.int8)
+    return votes, _of_planes(verdict[:, None])[0]
+
+
+def _of_planes(planes: Tensor) -> Tensor:
+    """i64[1 or 2 planes, rows, w] -> i8[rows, 64*w]: -1 and +1; of two planes the first says where it is not 0."""
+    rows = planes.shape[1]
+    said = [bits.unpack(plane.reshape(-1)).view(torch.int8).view(rows, -1) for plane in planes]
+    signs = 2 * said[-1] - 1
+    return signs * said[0] if len(said) == 2 else signs
+
+
+def _ties_out(wire: Wire) -> bool:
+    """Whether nothing is decided where as many are for as against."""
+    exact = isinstance(wire.count, TernaryMajority) and wire.count.ties == "zero"
+    return exact or isinstance(wire.count, Votes | TernaryVotes)

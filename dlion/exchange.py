@@ -74,8 +74,7 @@ class Exchange:
         self.keys = tuple(sorted(set(keys)))
         self.stats = stats
         self.voting = voting_groups(group, options.timeout) if group is not None and group.size() > 1 else None
-        self.workers = self.voting.ballots.size if self.voting else 1
-        self.rank = self.voting.ballots.rank if self.voting else 0
+        self.rank, self.workers = (self.voting.ballots.rank, self.voting.ballots.size) if self.voting else (0, 1)
         self.bind(param_groups, state)
         self.fingerprint = self._fingerprint(param_groups)
         self._applied: list[dict[str, Any]] | None = None
@@ -194,7 +193,7 @@ class Exchange:
         if header.status >= Status.HYPERPARAMETERS_DIFFER:
             while self.flight:  # the diagnosis takes the same groups
                 self.flight.receive()
-            self._diagnose(header.status, consulted.status)
+            self._diagnose(header.status, consulted.status, header.offender)
         else:
             self.stats.abstentions += header.abstentions
         return consulted.bucket, verdict, header
@@ -210,7 +209,7 @@ class Exchange:
         held = list(readings)
         statuses = {header.status for _, _, header in held}
         if Status.RAISE in statuses:
-            self._diagnose(Status.RAISE, Status.RAISE)
+            self._diagnose(Status.RAISE, Status.RAISE, NOBODY)
         return [] if Status.SKIP in statuses else held
 
     def announce_layout_change(self) -> None:
@@ -236,7 +235,6 @@ class Exchange:
 
         Args:
             moved: whether a verdict was applied. counts: False for a worker who has not applied it with the others.
-
         Raises: AgreementError: parameters, or state that all share, differ.
         """
         self._guard.look(self.replica)
@@ -279,7 +277,7 @@ class Exchange:
         if len(set(states)) > 1:
             raise AgreementError(agreement.explain_state(self.options.method, states))
 
-    def _diagnose(self, status: Status, own: Status) -> None:
+    def _diagnose(self, status: Status, own: Status, offender: int) -> None:
         """Find out together what is wrong, and raise it; return only if every worker announced a new layout."""
         if self.voting is None:
             reports = [agreement.report(self.param_groups, self.options.agreed(1), self._announced, own)]
@@ -289,8 +287,8 @@ class Exchange:
         if status == Status.RAISE:
             raise NonFiniteGradientError(agreement.explain_not_finite([r["not_finite"] for r in reports], self.t))
         if status == Status.HYPERPARAMETERS_DIFFER:
-            raise AgreementError(agreement.explain_hyper_parameters(reports))
-        if said := agreement.explain_layout_change(reports, self.t, self.options.overlap):
+            raise AgreementError(agreement.explain_hyper_parameters(reports, offender))
+        if said := agreement.explain_layout_change(reports, self.t, self.options.overlap, offender):
             raise AgreementError(said)
 
     def _reports(self, channel: Channel, status: Status) -> list[agreement.Report]:

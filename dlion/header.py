@@ -6,7 +6,7 @@ status, bucket, t, voters, abstentions, first offending rank. Both are two littl
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TypeVar
 
@@ -127,9 +127,11 @@ def worst(headers: Sequence[VerdictHeader], workers: int) -> VerdictHeader:
     Where they contradict each other, or count more votes than there are workers, it asks for a diagnosis.
     """
     first = max(headers, key=lambda header: header.status)
-    said = {(header.t, header.voters, header.bucket) for header in headers}
-    if first.status == Status.OK and (len(said) > 1 or first.voters > workers):
-        return VerdictHeader(Status.HYPERPARAMETERS_DIFFER, first.bucket, first.t, 0, 0, NOBODY)
+    said = [replace(header, offender=NOBODY) for header in headers]
+    if first.status == Status.OK and (len(set(said)) > 1 or first.voters > workers):
+        common = majority_value(said)
+        odd = next((owner for owner, header in enumerate(said) if header != common), NOBODY)
+        return VerdictHeader(Status.HYPERPARAMETERS_DIFFER, first.bucket, first.t, 0, 0, odd)
     return first
 
 

@@ -23,8 +23,8 @@ class Stats:
         skipped: steps whose verdicts were not applied (nonfinite="skip", or nobody voted).
         fp32_ring_bytes: what a ring all-reduce of float32 gradients would have sent: `8 (N-1)/N` bytes per parameter.
         parameters_exchanged: trainable parameters times steps.
-        votes_agreed, votes_sampled: of each worker, votes that were the verdict's and votes that were looked at;
-            earlier ones count less and less.
+        votes_agreed, votes_looked: of each worker, votes that were the verdict's and votes that were looked at; earlier
+            ones count less and less. coins_agreed, coins_looked: the same, expected of coins in the workers' places.
         vote_samples: how often some were looked at.
     """
 
@@ -41,7 +41,9 @@ class Stats:
     fp32_ring_bytes: float = 0.0
     parameters_exchanged: int = 0
     votes_agreed: list[float] = field(default_factory=list)
-    votes_sampled: list[float] = field(default_factory=list)
+    votes_looked: list[float] = field(default_factory=list)
+    coins_agreed: list[float] = field(default_factory=list)
+    coins_looked: list[float] = field(default_factory=list)
     vote_samples: int = 0
 
     @property
@@ -50,10 +52,12 @@ class Stats:
         100 steps back; None for a worker that has not voted. Empty before step 10, for one worker alone, and with
         methods whose ballots have no signs.
         """
-        return [
-            agreed / looked if looked else None
-            for agreed, looked in zip(self.votes_agreed, self.votes_sampled, strict=True)
-        ]
+        return _shares(self.votes_agreed, self.votes_looked)
+
+    @property
+    def agreement_by_chance(self) -> list[float | None]:
+        """What a coin in each worker's place among the others would have reached, of the same votes."""
+        return _shares(self.coins_agreed, self.coins_looked)
 
     @property
     def ratio(self) -> float:
@@ -87,12 +91,15 @@ class Stats:
         self.parameters_exchanged += parameters
         self.fp32_ring_bytes += 8 * (workers - 1) / workers * parameters
 
-    def voted(self, agreed: Sequence[int], looked: Sequence[int]) -> None:
-        """Count a sample of votes: of each worker, how many were the verdict's and how many were looked at."""
-        if len(self.votes_agreed) != len(agreed):  # as many workers as now; there may have been others
-            self.votes_agreed, self.votes_sampled, self.vote_samples = [0.0] * len(agreed), [0.0] * len(agreed), 0
-        self.votes_agreed = [KEPT * before + now for before, now in zip(self.votes_agreed, agreed, strict=True)]
-        self.votes_sampled = [KEPT * before + now for before, now in zip(self.votes_sampled, looked, strict=True)]
+    def voted(self, *counts: Sequence[int]) -> None:
+        """Count a sample of votes: of each worker, what the four lists have."""
+        names = ("votes_agreed", "votes_looked", "coins_agreed", "coins_looked")
+        if len(self.votes_agreed) != len(counts[0]):  # other workers than those that were counted before
+            self.vote_samples = 0
+            for name in names:
+                setattr(self, name, [0.0] * len(counts[0]))
+        for name, new in zip(names, counts, strict=True):
+            setattr(self, name, [KEPT * old + number for old, number in zip(getattr(self, name), new, strict=True)])
         self.vote_samples += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,3 +119,7 @@ class Stats:
             )
         for name, value in state.items():
             setattr(self, name, list(value) if isinstance(value, list) else value)
+
+
+def _shares(parts: Sequence[float], wholes: Sequence[float]) -> list[float | None]:
+    return [part / whole if whole else None for part, whole in zip(parts, wholes, strict=True)]

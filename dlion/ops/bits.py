@@ -53,14 +53,6 @@ def count(rows: Tensor) -> list[Tensor]:
     return planes
 
 
-def ones(words: Tensor) -> Tensor:
-    """i64[..., n] -> i64[...]: how many bits are set."""
-    pairs = words - (_shifted(words, 1) & 0x5555555555555555)
-    fours = (pairs & 0x3333333333333333) + (_shifted(pairs, 2) & 0x3333333333333333)
-    eights = (fours + _shifted(fours, 4)) & 0x0F0F0F0F0F0F0F0F
-    return eights.contiguous().view(torch.uint8).sum(-1)
-
-
 def exceeds(planes: list[Tensor], threshold: int) -> Tensor:
     """Bits set where the number in `planes` is greater than `threshold`."""
     more = torch.zeros_like(planes[0])

@@ -20,6 +20,7 @@ from dlion.train.progress import Display, display, results
 from dlion.train.report import write_report
 from dlion.train.runs import Record
 from dlion.train.tasks import Task
+from dlion.train.watch import Watch
 from dlion.train.weights import load_weights, save_weights, weights_of
 from dlion.train.workers import Place, Trainees, Workers
 
@@ -37,13 +38,14 @@ def train(job: Job, place: Place) -> None:
     model, optimizer, leads = workers.model, workers.optimizer, 0 in workers.here
     progress = _begin(job, workers)
     spent_before = progress.seconds_total
-    screen = display(config.steps, workers.here[0])
+    screen, watch = display(config.steps, workers.here[0]), Watch()
     screen.say(*_opening(job, workers, task))
     keeper = Keeper(job.folder, config, workers, task.info)
 
     while progress.step < config.steps:
         if due(progress.step, config.log_every) or due(progress.step, config.eval_every):
             _record(job, workers, task, progress, screen)
+            screen.say(*watch.look(optimizer.stats))
         started = time.perf_counter()
         progress.step += 1
         progress.samples += config.samples_per_step

@@ -16,8 +16,10 @@ import torch
 from command import await_step, dlion, records, start
 from safetensors.torch import load_file
 
+from dlion import agreement_rates
 from dlion.cli import main
 from dlion.simulate import Simulation
+from dlion.simulate.team import Team
 from dlion.stacked import Stacked
 from dlion.train import streams
 from dlion.train.config import TrainConfig, from_flags, settle, to_flags
@@ -55,12 +57,12 @@ def here(arguments: list[str], status: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`real`, `simulated`, and `halves`, which is simulated, stopped after 5 of 8 steps and resumed; `five`: before."""
+    """`real`, `simulated`, and `halves`, simulated, stopped after 5 of 11 steps and resumed; `five`: before that."""
     folder = tmp_path_factory.mktemp("trio")
     flags = [*FLAGS, *UNEQUAL, "--out", str(folder)]
-    _, errors = dlion([*flags, "--workers", "3", "--steps", "8", "--name", "real"], folder)
+    _, errors = dlion([*flags, "--workers", "3", "--steps", "11", "--name", "real"], folder)
     assert errors == ""
-    here([*flags, "--simulate", "3", "--steps", "8", "--name", "simulated"])
+    here([*flags, "--simulate", "3", "--steps", "11", "--name", "simulated"])
     here([*flags, "--simulate", "3", "--steps", "5", "--name", "halves"])
     shutil.copytree(folder / "halves", folder / "five")
     return folder
@@ -70,14 +72,16 @@ def test_a_simulated_run_is_the_real_one_to_the_byte(trio: Path) -> None:
     real, simulated = trio / "real", trio / "simulated"
     for name in MODELS:
         assert (real / name).read_bytes() == (simulated / name).read_bytes()
-    assert records(real) == records(simulated) and len(records(real)) == 9
+    assert records(real) == records(simulated) and len(records(real)) == 12
+    assert records(real)[8]["agreement"] == [] and len(records(real)[11]["agreement"]) == 3  # after step 10
+    assert all(0.5 < rate < 1 for rate in records(real)[11]["agreement"])
     assert summary(real) | {"simulated": True} == summary(simulated)
     assert summary(real)["simulated"] is False
     assert sorted(path.name for path in real.iterdir()) == sorted(path.name for path in simulated.iterdir())
 
 
 def test_every_worker_has_in_its_checkpoint_what_a_real_one_has(trio: Path) -> None:
-    real, simulated = (trio / run / "checkpoints/step-00000008" for run in ("real", "simulated"))
+    real, simulated = (trio / run / "checkpoints/step-00000011" for run in ("real", "simulated"))
     assert sorted(path.name for path in real.iterdir()) == sorted(path.name for path in simulated.iterdir())
     for rank in range(3):
         parts = [Stacked(each) for each in (real, simulated)]
@@ -90,15 +94,33 @@ def test_every_worker_has_in_its_checkpoint_what_a_real_one_has(trio: Path) -> N
 
 def test_a_simulated_run_goes_on_with_real_workers(trio: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(trio / "five", tmp_path / "run")
-    said, _ = dlion(["train", "--resume", "run", "--workers", "3", "--steps", "8"], tmp_path)
+    said, _ = dlion(["train", "--resume", "run", "--workers", "3", "--steps", "11"], tmp_path)
     assert "resumed after step 5\n" in said and "3 workers on cpu" in said
     for name in MODELS:
         assert (trio / "simulated" / name).read_bytes() == (copied / name).read_bytes()
     assert "workers = 3\n" in (copied / "config.toml").read_text()
 
 
+def test_a_worker_that_votes_against_the_others_is_warned_about_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(agreement_rates, "EVERY", 5)
+    flags = ["train", "--simulate", "5", "--batch-size", "16", "--log-every", "5", "--steps", "26"]
+    for name, liars in (("honest", ()), ("hostile", (2,))):
+        monkeypatch.setattr(Team, "schedule", lambda *_, liars=liars: lambda rank, step: act_of(rank, liars))
+        here([*flags, "--out", str(tmp_path), "--name", name])
+        said = capsys.readouterr().out
+        assert said.count("warning: worker 2 votes for what is decided in") == len(liars)
+        assert said.count("warning") == len(liars)
+        assert (records(tmp_path / name)[-1]["agreement"][2] < 0.6) == bool(liars)
+
+
+def act_of(rank: int, liars: tuple[int, ...]) -> str | None:
+    return "inverted" if rank in liars else None
+
+
 def test_a_resumed_simulation_is_one_that_never_stopped(trio: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    here(["train", "--resume", str(trio / "halves"), "--steps", "8"])
+    here(["train", "--resume", str(trio / "halves"), "--steps", "11"])
     said = capsys.readouterr().out
     assert "resumed after step 5" in said and "3 simulated workers on cpu, 1 thread each" in said
     for name in MODELS:
