@@ -19,6 +19,7 @@ from dlion.quorum import Lighthouse, Member, workers_text
 from dlion.standing import HASH_BITS, Standing, next_round
 from dlion.voting import adopt, checkpoint_channel, voting_groups, wait_for_all
 
+MEETING_SECONDS = 10.0  # for members to come from the lighthouse to the store of one: who died on the way never does
 ASK_AGAIN_SECONDS = 0.1  # while some workers of a run that begins have not come
 
 
@@ -158,11 +159,12 @@ class Company:
         if size == 1:
             return
         timeout = timedelta(seconds=self.patience.call)
+        meeting = min(timeout, timedelta(seconds=MEETING_SECONDS))
         host, _, port = self.members[0].store.rpartition(":")
         try:
-            store = PrefixStore(f"dlion/{number}", TCPStore(host, int(port), is_master=False, timeout=timeout))
+            store = PrefixStore(f"dlion/{number}", TCPStore(host, int(port), is_master=False, timeout=meeting))
             group = dist.ProcessGroup(PrefixStore("all", store), self.rank, size)
-            wait_for_all(group, "come", timeout)
+            wait_for_all(group, "come", meeting)
             adopt(group, self._maker(store, timeout))
             self._kept.append(group)
             self._channel = voting_groups(group, timeout).ballots
@@ -171,7 +173,7 @@ class Company:
             self.part()
             raise ExchangeError(
                 f"worker {self.members[self.rank].worker} could not connect to {workers_text(self.numbers)} within "
-                f"{self.patience.call:g} s: {str(error).splitlines()[0]}"
+                f"{meeting.total_seconds():g} s: {str(error).splitlines()[0]}"
             ) from error
         self.group = group
 

@@ -46,10 +46,9 @@ def test_what_torchrun_starts_again_goes_on_from_the_checkpoint(lost: str, tmp_p
         speaks = nodes[0] if nodes[0].stdout in ready else nodes[1]  # rank 0 alone says anything
         other = nodes[1] if speaks is nodes[0] else nodes[0]
         await_step(speaks, 6)
-        if lost == "worker":
-            os.kill(descendants(other.pid)[-1], signal.SIGKILL)
-        else:
-            os.killpg(other.pid, signal.SIGKILL)
+        workers = descendants(other.pid)
+        for pid in workers[-1:] if lost == "worker" else [other.pid, *workers]:
+            os.kill(pid, signal.SIGKILL)
         living = nodes if lost == "worker" else [speaks]
         ended = [one.communicate(timeout=100) for one in living]
         assert [one.returncode for one in living] == [0] * len(living), ended
