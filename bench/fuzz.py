@@ -138,7 +138,9 @@ def hunt(parser: Parser, numbers: range, seed: int, see: Callable[[int, bytes], 
             outcome.taken += 1
         except TooLong:
             outcome.fault(f"takes longer than {parser.seconds:g} s", number)
-        except Exception as error:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
             kind = complaint(error)
             if kind is None:
                 outcome.refused += 1

@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import os
 import pickle
 import shutil
 import tarfile
@@ -20,7 +19,6 @@ from PIL import Image
 from torch import nn
 
 from dlion.train.data import cache, cifar, fashion, image_folder, instructions, text
-from dlion.train.data.encoders import Bytes
 from dlion.train.plan.sources import header_shapes
 from dlion.train.text_task import TextTask
 from dlion.train.weights import load_weights, save_weights
@@ -171,9 +169,6 @@ def weights(folder: Path) -> Iterator[Parser]:
 
 
 def data(folder: Path) -> Iterator[Parser]:
-    """All of them. Decoded images are kept below `folder`, and instructions are read without a tokenizer."""
-    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    os.environ.pop("DLION_DATA", None)
-    instructions.encoder = lambda place: Bytes()  # type: ignore[assignment]
+    """All of them."""
     for kind in (idx, batches, pictures, texts, weights):
         yield from kind(folder)

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 from collections.abc import Iterator
 from contextlib import redirect_stderr
 from functools import partial
@@ -15,6 +14,8 @@ from mutations import spoiled_json, spoiled_lines
 
 from dlion.train.data.encoders import encoder
 from dlion.train.data.hub import hub_text, streamed_text
+from dlion.train.few_shot.harness import ask
+from dlion.train.few_shot.settings import FewShotConfig
 from dlion.train.pretrained import PretrainedLm
 
 TEXT = "The paper says that one bit is enough. Answer the question in a few words, please."
@@ -89,8 +90,31 @@ def language_models(folder: Path) -> Iterator[Parser]:
         yield Parser(f"pretrained {name}", [good], written(place / name, read), 0.1, seconds=SLOW, **spoil)
 
 
+def questions(folder: Path) -> Iterator[Parser]:
+    """Those of one task of `dlion few-shot`, by a model that prefers nothing."""
+    rows = [{"goal": f"Mend {n}", "sol1": "a", "sol2": "b", "label": n % 2} for n in range(6)]
+    lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    place = folder / "questions" / "piqa"
+    place.mkdir(parents=True)
+    (place / "train.jsonl").write_bytes(lines)
+    settings = FewShotConfig(task_data=str(place.parent), tasks=("piqa",))
+
+    def put() -> None:
+        from lm_eval.api.model import LM
+
+        class Indifferent(LM):
+            def loglikelihood(self, requests: Any, **others: Any) -> Any:
+                return [(-1.0, False) for _ in requests]
+
+            loglikelihood_rolling = generate_until = loglikelihood
+
+        ask(Indifferent(), settings)
+
+    file = place / "validation.jsonl"
+    yield Parser("few-shot questions", [lines], written(file, put), 0.02, spoiled_lines, SLOW)
+
+
 def packages(folder: Path) -> Iterator[Parser]:
-    """All of them; nothing is looked for in a network, and nothing is kept outside `folder`."""
-    os.environ |= {"HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    for kind in (tokenizers, sets, language_models):
+    """All of them."""
+    for kind in (tokenizers, sets, language_models, questions):
         yield from kind(folder)

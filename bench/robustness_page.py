@@ -78,16 +78,16 @@ def limits(records: Records) -> str:
 
 
 def _limit(records: Records, method: str, model: str, workers: int, attack: str, counts: Sequence[int]) -> str:
-    most, failed = 0, None
+    most, failed = 0, ", the most tried"
     for liars in counts:
         said = survives(records, Cell(method, workers, attack, liars, SEEDS[0]), model)
         if said == "not run":
             return f"{most}; not run from {liars} on"
         if said != "yes":
-            failed = liars
+            failed = f", not {liars}" if said == "no" else f", {liars} in {said}"
             break
         most = liars
-    return f"**{most}**" + (f", not {failed}" if failed is not None else ", the most tried")
+    return f"**{most}**{failed}"
 
 
 def losses(records: Records, workers: int) -> str:

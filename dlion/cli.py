@@ -277,4 +277,5 @@ def _complain(error: object) -> int:
 def sentence(error: object) -> str:
     """What an error says, on one line, without the end of a value that is longer than a screen."""
     text = " ".join(str(error).split())
+    text = text if text.isprintable() else ascii(text)[1:-1]
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -216,7 +216,7 @@ def _progress(told: Any, step: int) -> Progress:
     except TypeError:
         right = False
     if not right:
-        raise CheckpointError(f"the checkpoint of step {step} is damaged (its progress is {str(told)[:200]})")
+        raise CheckpointError(f"the checkpoint of step {step} is damaged (its progress is {shown(told)})")
     return progress
 
 

@@ -43,6 +43,9 @@ def quiet() -> Iterator[None]:
         yield
 
 
+PANIC = "PanicException"  # what packages written in Rust raise when they meet a fault of their own: no Exception
+
+
 @contextmanager
 def reading(what: str, advice: str = "") -> Iterator[None]:
     """Turn whatever a package raises while it reads into one sentence: damaged files make them raise nearly anything.
@@ -54,7 +57,9 @@ def reading(what: str, advice: str = "") -> Iterator[None]:
         yield
     except Refused as error:
         raise ValueError(str(error)) from None
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
         reason = shown(" ".join(str(error).split()) or type(error).__name__)
         raise ValueError(f"{what} cannot be read ({reason}){': ' + advice if advice else ''}") from None
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from dlion.manifest import sync
+from dlion.train.legal import shown
 from dlion.train.runs import draft_of
 
 
@@ -41,7 +42,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     try:
         load_model(model, str(path), device=str(next(model.parameters()).device))
     except (OSError, SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = shown(" ".join(str(error).split()))
         raise ValueError(f"{path} is missing, damaged or holds another model ({reason}).") from None
 
 

@@ -12,10 +12,14 @@ import zlib
 
 import numpy as np
 import pytest
+import torch
 from compare_study import STUDY, recorded
 from PIL import Image
+from safetensors.torch import save_file
 
 from dlion.cli import main, sentence
+from dlion.errors import CheckpointError
+from dlion.train import checkpoints
 from dlion.train.compare.cells import first_stage
 from dlion.train.compare.study import read_study
 from dlion.train.compare.wholeness import is_whole
@@ -25,9 +29,35 @@ from dlion.train.data.instructions import _texts
 from dlion.train.data.picture import decoded
 from dlion.train.json_text import from_json
 from dlion.train.legal import require, shown
+from dlion.train.optional import Refused, reading
 from dlion.train.recipes import read_recipe
+from dlion.train.weights import load_weights
 
 DEEP = "[" * 100_000
+
+
+class PanicException(BaseException):
+    """As packages written in Rust raise it."""
+
+
+def read(error):
+    with reading("the file x", "fetch it again"):
+        raise error
+
+
+RAISED = [PanicException("range end\nout of range"), KeyError("a"), json.JSONDecodeError("a", "b", 0)]
+
+
+@pytest.mark.parametrize("error", RAISED)
+def test_whatever_a_package_raises_is_one_sentence(error):
+    assert refused(read, error).startswith("the file x cannot be read (")
+
+
+def test_what_is_no_damage_passes():
+    assert refused(read, Refused("a row has no text in it")) == "a row has no text in it"
+    for error in (KeyboardInterrupt(), SystemExit(1)):
+        with pytest.raises(type(error)):
+            read(error)
 
 
 def refused(call, *arguments):
@@ -37,6 +67,20 @@ def refused(call, *arguments):
     text = str(caught.value)
     assert type(caught.value) is ValueError and text.isprintable() and 10 < len(text) < 1200, text
     return text
+
+
+def test_what_damaged_weights_hold_is_not_printed_as_it_is(tmp_path):
+    model, file = torch.nn.Linear(2, 2), tmp_path / "model.safetensors"
+    save_file({"weight": torch.zeros(2, 2), "b\x07\0ias": torch.zeros(2)}, file)
+    assert "holds another model" in refused(load_weights, model, file)
+
+
+@pytest.mark.parametrize("told", ["\0", None, 3, {"step": 1}, {"step": 5}, {"step": 1, "x" * 999: 1}])
+def test_progress_that_is_none(told):
+    told = {**told, "seconds": "long"} if told == {"step": 1} else told
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints._progress(told, 1)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 300
 
 
 def test_lists_within_lists_without_end(tmp_path):
@@ -58,7 +102,7 @@ def test_a_long_or_unprintable_value_is_not_repeated_whole(tmp_path, capsys):
         refused(require, False, "steps", "a\x00b", "at least 1") == "--steps must be at least 1, and a\\x00b was given."
     )
     assert "a number of" in shown(10**5000)
-    assert len(sentence("x" * 5000)) < 1010
+    assert len(sentence("x" * 5000)) < 1010 and sentence("a \0 and\nb") == "a \\x00 and b"
     (tmp_path / "study.toml").write_text(f'metric = "{"m" * 5000}"\n[vary]\nmethod = ["dlion-mavo"]\nseed = [1]')
     assert len(refused(read_study, tmp_path / "study.toml")) < 700
     assert main(["train", "--steps", "7" * 5000]) == 2

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -114,3 +115,23 @@ def test_a_mistake_gets_one_sentence(mistake, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr()
     assert said.err.count("\n") == 1 and said.err.startswith("dlion: ") and expected in said.err
     assert not (tmp_path / "few-shot.json").exists()
+
+
+class Indifferent(Scripted):
+    """Prefers nothing."""
+
+    def _score(self, doc, answer, task):
+        return -1.0
+
+
+@pytest.mark.parametrize("change", [{"goal": None}, {"label": 7}, {"label": "x"}, {"sol1": [1]}, None])
+def test_questions_that_make_no_sense_are_one_sentence(questions, tmp_path, change):
+    place = tmp_path / "piqa"
+    shutil.copytree(f"{questions}/piqa", place)
+    lines = [json.loads(line) for line in (place / "validation.jsonl").read_text().splitlines()]
+    text = "\n".join(json.dumps({**line, **(change or {})}) for line in lines)
+    (place / "validation.jsonl").write_text(text if change else text[:500])
+    try:
+        ask(Indifferent({}), FewShotConfig(task_data=str(tmp_path), tasks=("piqa",)))
+    except ValueError as error:
+        assert type(error) is ValueError and "piqa" in str(error) and "\n" not in str(error)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from dlion.train.data.sets import expanded
-from dlion.train.optional import reading, transformers_for
+from dlion.train.optional import Refused, reading, transformers_for
 
 
 class Encoder(Protocol):
@@ -44,7 +44,7 @@ class Pretrained:
         self.vocabulary = len(tokenizer)
         end = tokenizer.eos_token_id
         if end is None:
-            raise ValueError(f"the tokenizer in {place} has no token that ends a text (eos_token)")
+            raise Refused(f"the tokenizer in {place} has no token that ends a text (eos_token)")
         self.end: int = end
         begin = tokenizer.bos_token_id
         # Whether a text begins with that token is the tokenizer's own decision: LLaMA's does, GPT-2's does not.
@@ -53,7 +53,8 @@ class Pretrained:
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:  # a batch of none is more than transformers can take
             return []
-        found: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids
+        with reading(f"a text, by the tokenizer in {self.name},"):
+            found: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids
         return found
 
 
@@ -75,10 +76,9 @@ def encoder(place: str | None) -> Encoder:
     with reading(f"the tokenizer in {place}"):
         if path.is_file():
             tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
+            known = tokenizer.get_vocab()
+            ends = [name for name in _ENDS if name in known]
+            tokenizer.add_special_tokens({"eos_token": ends[0]} if ends else {})
         else:
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-    if path.is_file():
-        known = tokenizer.get_vocab()
-        ends = [name for name in _ENDS if name in known]
-        tokenizer.add_special_tokens({"eos_token": ends[0]} if ends else {})
-    return Pretrained(place, tokenizer)
+        return Pretrained(place, tokenizer)

@@ -7,6 +7,8 @@ from typing import IO
 
 from PIL import Image
 
+from dlion.train.legal import shown
+
 MOST_PIXELS = 90_000_000  # where Pillow itself warns of files that are small and become large
 
 
@@ -27,5 +29,5 @@ def _readable(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # damaged files raise nearly anything, as there are many formats
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = shown(" ".join(str(error).split()) or type(error).__name__)
         raise ValueError(f"{name} is no readable image ({reason}); remove or replace it") from None

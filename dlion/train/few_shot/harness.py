@@ -9,7 +9,8 @@ from typing import Any
 
 from dlion.train.data.sets import expanded
 from dlion.train.few_shot.settings import FewShotConfig
-from dlion.train.optional import data_sets, harness, quiet
+from dlion.train.legal import shown
+from dlion.train.optional import data_sets, harness, quiet, reading
 
 # The file in which the harness defines each task; its index of all 13,000 tasks takes seconds.
 _DEFINED = {
@@ -49,11 +50,27 @@ def ask(lm: Any, settings: FewShotConfig) -> dict[str, Score]:
     harness()
     evaluator = import_module("lm_eval.evaluator")
     tasks = _tasks(settings)
+    if settings.task_data is not None:
+        _check(tasks, settings)
     for task in tasks.values():
         task.set_fewshot_seed(seed=_SEED)
     with quiet():
         found = evaluator.evaluate(lm, {"tasks": tasks}, limit=settings.limit, log_samples=False, bootstrap_iters=1)
     return {name: _score(found["results"][name], found["n-samples"][name]["effective"]) for name in tasks}
+
+
+def _check(tasks: dict[str, Any], settings: FewShotConfig) -> None:
+    """Put every question once, before a model judges any: rows of a user's files may be anything."""
+    for name, task in tasks.items():
+        where = f"a question of {name} in {settings.task_data}"
+        with quiet(), reading(where, "give the columns of the published set"):
+            task.set_fewshot_seed(seed=_SEED)
+            task.build_all_requests(limit=settings.limit, rank=0, world_size=1)
+            asked: dict[int, list[Any]] = {}
+            for each in task.instances:
+                asked.setdefault(each.doc_id, []).append(each)
+            for answers in asked.values():
+                task.process_results(answers[0].doc, [(-1.0, False)] * len(answers))
 
 
 def _tasks(settings: FewShotConfig) -> dict[str, Any]:
@@ -73,11 +90,11 @@ def _tasks(settings: FewShotConfig) -> dict[str, Any]:
 
 
 def _loaded(manager: Any, name: str) -> Any:
-    datasets = data_sets()
+    data_sets()
     try:
         return manager.load([name])["tasks"][name]
-    except (OSError, RuntimeError, KeyError, datasets.exceptions.DatasetsError) as error:
-        reason = " ".join(str(error).split())[:200]
+    except Exception as error:  # of files that are damaged nearly anything
+        reason = shown(" ".join(str(error).split()) or type(error).__name__)
         raise ValueError(
             f"the data of {name} cannot be had ({reason}): on a machine without a network give --task-data"
         ) from None
