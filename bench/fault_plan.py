@@ -98,9 +98,10 @@ def moved(cell: Cell, step: int) -> Cell:
 
 
 def random_fault(draw: random.Random, kinds: Sequence[str], steps: int) -> Fault:
-    """A fault of one of these kinds after the first checkpoint, so that there is something to resume from."""
+    """A fault of one of these kinds when the second checkpoint is due: the first one is complete by then."""
     kind: Any = draw.choice(list(kinds))
     rank, step = draw.randrange(WORKERS), draw.randint(SAVE_EVERY + 1, steps - 1)
+    step += SAVE_EVERY * (step <= 2 * SAVE_EVERY)
     if kind == "nan":
         return Fault(kind, rank, step, "batch")
     if kind == "slow":
@@ -114,9 +115,9 @@ def random_fault(draw: random.Random, kinds: Sequence[str], steps: int) -> Fault
 
 def short_cells(draw: random.Random) -> Iterator[Cell]:
     """What continuous integration runs: three kinds in two runs, whose course without interruption is the same."""
-    nan, steps = Fault("nan", draw.randrange(WORKERS), 5, "batch"), SAVE_EVERY + 4
-    yield Cell("short", 0, (nan, Fault("kill", draw.randrange(WORKERS), SAVE_EVERY + 2, "between")), steps)
-    yield Cell("short", 1, (nan, Fault("full", 0, steps, "saving", 2)), steps)
+    nan, steps = Fault("nan", draw.randrange(WORKERS), 5, "batch"), 2 * SAVE_EVERY + 3
+    yield Cell("short", 0, (nan, Fault("kill", draw.randrange(WORKERS), steps - 1, "between")), steps)
+    yield Cell("short", 1, (nan, Fault("full", 0, 2 * SAVE_EVERY, "saving", 2)), steps)
 
 
 def static_cells(draw: random.Random) -> Iterator[Cell]:

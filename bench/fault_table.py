@@ -29,9 +29,10 @@ def of_kinds(records: Sequence[Record]) -> str:
     for record in records:
         fault = record["faults"][-1]
         groups.setdefault((fault["kind"], fault["phase"]), []).append(record)
-    order = list(KINDS)
-    for (kind, phase), runs in sorted(groups.items(), key=lambda item: order.index(item[0][0])):
-        rows.append([KINDS[kind], {**PHASES, **OTHER_PHASES}[phase], *_figures(runs)])
+    phases = {**PHASES, **OTHER_PHASES}
+    for kind, phase in [(kind, phase) for kind in KINDS for phase in phases if (kind, phase) in groups]:
+        runs = groups[kind, phase]
+        rows.append([KINDS[kind], phases[phase], *_figures(runs)])
     fired = sum(len(record["proof"]) for record in records)
     total = f"{len(records)} runs, {sum(r['ok'] for r in records)} held; {fired} faults, each proved to have happened."
     return _page(rows, total)

@@ -56,7 +56,7 @@ def test_the_static_plan_has_every_fault_in_every_phase() -> None:
 def test_a_soak_ends_a_run_once_and_last() -> None:
     for cell, _ in zip(cells("soak", 1), range(200), strict=False):
         assert all(fault.kind in ("nan", "pause", "slow") for fault in cell.faults[:-1])
-        assert all(1 <= fault.step < cell.steps for fault in cell.faults)
+        assert all(1 <= fault.step <= cell.steps for fault in cell.faults)
 
 
 def test_what_has_finished_is_not_repeated() -> None:
@@ -201,5 +201,5 @@ def test_the_short_plan_holds(tmp_path: Path) -> None:
     records = [json.loads(text) for text in (tmp_path / "short.jsonl").read_text().splitlines()]
     assert records and all(record["ok"] and record["proof"] for record in records)
     killed = records[0]
-    assert killed["faults"][-1]["kind"] == "kill" and killed["resumed after"] == SAVE_EVERY
+    assert killed["faults"][-1]["kind"] == "kill" and killed["resumed after"] in (SAVE_EVERY, 2 * SAVE_EVERY)
     assert killed["naming"] == killed["others"] == 3
