@@ -22,9 +22,11 @@ from fault_plan import Fault
 from torch import Tensor
 
 import dlion
+from dlion import checkpoint
 from dlion.channel import Channel
 from dlion.exchange import Exchange
 from dlion.pipeline import FusedLion, Pipeline
+from dlion.saving import Saving
 from dlion.train.image_task import ImageTask
 
 _fsync = os.fsync
@@ -66,11 +68,14 @@ class Injector:
         self.step = 0  # under way, or done last
         self.done = 0
         self.voted = False  # whether ballots of this step have left
+        self.saving: Saving | None = None  # the last checkpoint
         self._operations: Counter[Fault] = Counter()  # on files since the fault's step was done
 
     def begin(self, step: int) -> None:
         """A step begins: neither its gradients nor ballots are there."""
         self.step, self.voted = step, False
+        if self.saving is not None and any(f.step == step and f.phase != "saving" for f in self._pending):
+            self.saving.ended()  # a run that resumes after this fault shall have the checkpoint before it
         self.reach("ballots")
 
     def end(self, step: int) -> None:
@@ -227,5 +232,13 @@ def _follow_files(injector: Injector) -> None:
 
         return operate
 
+    save = checkpoint.save
+
+    @functools.wraps(save)
+    def remembered(*args: Any, **options: Any) -> Saving:
+        injector.saving = save(*args, **options)
+        return injector.saving
+
     os.fsync = counted(os.fsync)
     os.replace = counted(os.replace)
+    checkpoint.save = remembered
