@@ -290,7 +290,7 @@ class Elastic(Distributed):
             self.company.leave()
             raise AgreementError(changed(self.terms.worker))
         self.news.append(f"worker {self.terms.worker} found its parameters changed at step {self.position + 1}")
-        self._mark(int(self.param_groups[0]["t"]), self.position, NOTHING - 1)  # what nobody goes on from
+        self._mark(int(self.param_groups[0]["t"]), 0, NOTHING)  # what nobody goes on from
         self._held = self._ballots = None
         raise ExchangeError("this worker needs the parameters of the others")
 
