@@ -88,11 +88,15 @@ class Roll:
 class RollCall:
     """The roll calls among the workers of one process group, and where this worker stands.
 
+    Args:
+        name: of what is done together; who gives up that gives up nothing else.
+
     Attributes:
         t: verdicts applied before the step at hand; None before the first.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, name: str = "steps") -> None:
+        self._key = f"{KEY}/{name}"
         self._group = weakref.ref(group)
         self.rank: int = group.rank()
         self.size: int = group.size()
@@ -129,7 +133,7 @@ class RollCall:
     def called(self) -> bool:
         """Whether another worker calls the roll: its own call failed, and it will not take part in this one."""
         try:
-            return bool(self._inquiry.ask(lambda store: store.check([f"{KEY}/{self._taken}"]), ATTENTION))
+            return bool(self._inquiry.ask(lambda store: store.check([f"{self._key}/{self._taken}"]), ATTENTION))
         except (StoreSilent, RuntimeError):
             return False
 
@@ -155,7 +159,7 @@ class RollCall:
 
     def take(self, place: str) -> Roll | None:
         """Say where this worker stands, and hear where the others do, within `GRACE`; None: the store is silent."""
-        call, ends = f"{KEY}/{self._taken}", time.monotonic() + GRACE
+        call, ends = f"{self._key}/{self._taken}", time.monotonic() + GRACE
         everyone = [f"{call}/{rank}" for rank in range(self.size)]
         self._taken += 1
 
@@ -166,13 +170,19 @@ class RollCall:
         def answers(store: Store) -> dict[int, str]:
             return {rank: store.get(key).decode() for rank, key in enumerate(everyone) if store.check([key])}
 
+        present: dict[int, str] = {}
+        pause = POLL
         try:
             self._inquiry.ask(post, GRACE)
-            while time.monotonic() < ends and not self._inquiry.ask(lambda store: store.check(everyone), GRACE):
-                time.sleep(POLL)
-            present = self._inquiry.ask(answers, GRACE)
+            while len(present) < self.size:
+                present = self._inquiry.ask(answers, max(ends - time.monotonic(), POLL))
+                if (left := ends - time.monotonic()) <= 0:
+                    break
+                time.sleep(min(pause, left) if len(present) < self.size else 0)
+                pause *= 1.5
         except (StoreSilent, RuntimeError):
-            return None
+            if not present:  # a keeper that gave up and went has told what it knew before
+                return None
         return Roll(present, [rank for rank in range(self.size) if rank not in present])
 
     @contextmanager

@@ -75,7 +75,7 @@ class Verification:
         self, replica: Replica, t: int, tensors: list[Tensor], source: int, different: list[int], strict: bool
     ) -> list[int]:
         assert self._channel is not None
-        everyone: list[list[Fact]] = told(self._channel, _described(replica, tensors), self._stats)
+        everyone = _checked(told(self._channel, _described(replica, tensors), self._stats))
         text = _explain(everyone, source, different, t)
         if self._options.on_mismatch == "raise":
             raise AgreementError(
@@ -110,6 +110,15 @@ def _described(replica: Replica, tensors: list[Tensor]) -> list[Fact]:
         (label, list(tensor.shape), str(tensor.dtype), checksum([tensor]))
         for label, tensor in zip(labels, tensors, strict=True)
     ]
+
+
+def _checked(everyone: list[Any]) -> list[list[Fact]]:
+    """What all workers said, if it has the form that it must have."""
+    for rank, facts in enumerate(everyone):
+        whole = isinstance(facts, list) and all(isinstance(fact, list) and len(fact) == 4 for fact in facts)
+        if not (whole and all(isinstance(fact[0], str) for fact in facts)):
+            raise AgreementError(f"rank {rank} says nothing intelligible of its replica: use one version of dlion")
+    return everyone
 
 
 def _forms(facts: list[Fact]) -> list[list[Any]]:

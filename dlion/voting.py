@@ -75,7 +75,7 @@ def checkpoint_channel(parent: dist.ProcessGroup, timeout: timedelta | None) -> 
         wait_for_all(parent, f"dlion/checkpoint/{key}", timeout)
         make = _makers.get(parent) or _by_torch(parent, timeout, "gloo")
         # calls of a thread beside training: where that stands is none of its business
-        made[key] = Channel(make(f"dlion checkpoint {key}"), "checkpoint", RollCall(parent))
+        made[key] = Channel(make(f"dlion checkpoint {key}"), "checkpoint", RollCall(parent, "checkpoint"))
     return made[key]
 
 

@@ -170,6 +170,7 @@ def _record(job: Job, workers: Workers, task: Task, progress: Progress, screen: 
         "bytes_received": stats.bytes_received,
         "bits_per_param_sent": stats.bits_per_param_sent,
         "ratio": stats.ratio,
+        "agreement": stats.agreement,
         "seconds": progress.seconds,
         "samples_per_s": progress.samples / progress.seconds if progress.seconds else 0.0,
         "checkpoint_seconds": progress.held_up,
