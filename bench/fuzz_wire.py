@@ -195,7 +195,9 @@ def reports() -> Iterator[Parser]:
         sum(one["status"] == Status.LAYOUT_CHANGED for one in heard)
         found = agreement.explain_not_finite([one["not_finite"] for one in heard], 4)
         if heard[1] != own:
-            raise AgreementError(agreement.explain_layouts(heard) or agreement.explain_hyper_parameters(heard) + found)
+            raise AgreementError(
+                agreement.explain_layouts(heard) or agreement.explain_hyper_parameters(heard, 1) + found
+            )
 
     yield Parser("reports of workers", [text], read, 12, spoiled_json)
 

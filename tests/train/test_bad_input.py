@@ -127,6 +127,12 @@ def test_an_idx_file_of_many_dimensions():
     assert "an array of 255 dimensions" in refused(fashion.parse_idx, content, "x")
 
 
+def test_an_idx_file_of_no_dimension_among_good_ones(tmp_path):
+    for name in fashion.FILES:
+        (tmp_path / name).write_bytes(b"\0\0\x08\0\x05")
+    assert "have 0 and 0 dimensions" in refused(fashion.load_fashion, str(tmp_path))
+
+
 def test_a_small_file_that_becomes_a_large_one(tmp_path, monkeypatch):
     monkeypatch.setattr(fashion, "MOST_BYTES", 2**24)
     path = tmp_path / "large.gz"

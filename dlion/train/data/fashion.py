@@ -76,11 +76,12 @@ def _read_folder(folder: Path) -> ImageSet:
         assert path is not None, "the folder was chosen because it has all four files"
         contents.append((path, _read_bytes(path)))
     images, labels, test_images, test_labels = (parse_idx(content, path) for path, content in contents)
+    train, valid = _split(images, labels, folder), _split(test_images, test_labels, folder)
     sums = tuple(hashlib.sha256(content).hexdigest() for _, content in contents)
     known = "the files as published" if sums == PUBLISHED else "not the files as published (other SHA-256)"
     note = f"Fashion-MNIST from {folder}: {len(images):,} training and {len(test_images):,} test images, {known}"
     name = "Fashion-MNIST" if sums == PUBLISHED else f"IDX images of {folder.name}"
-    return image_set(name, note, _split(images, labels, folder), _split(test_images, test_labels, folder))
+    return image_set(name, note, train, valid)
 
 
 def _split(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8], folder: Path) -> Split:
