@@ -145,7 +145,20 @@ def test_a_malicious_pickle_is_refused_and_runs_nothing(tmp_path, pictures, hidd
     assert not (tmp_path / "owned").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"junk", pickle.dumps([1, 2]), pickle.dumps({b"data": 3, b"labels": []})])
+ONE = np.zeros((1, 3072), np.uint8)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"junk",
+        pickle.dumps([1, 2]),
+        pickle.dumps({b"data": 3, b"labels": []}),
+        pickle.dumps({b"data": ONE, b"labels": [2**63]}, 2),
+        pickle.dumps({b"data": ONE, b"labels": [-(2**70)]}, 2),
+    ],
+)
 def test_damaged_python_batches_are_refused(tmp_path, pictures, content):
     write_python_batches(tmp_path / "data", pictures)
     (tmp_path / "data" / "data_batch_1").write_bytes(content)

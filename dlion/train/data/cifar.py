@@ -89,6 +89,8 @@ def _python_batch(path: Path) -> Split:
         pixels = inert_pickle.as_bytes(data)
         if not isinstance(labels, list) or not all(type(label) is int for label in labels):
             raise ValueError("a list of labels was expected")
+        if any(abs(label) >= 2**63 for label in labels):
+            raise ValueError("a label is larger than any that there can be")
     except ValueError as error:
         raise ValueError(f"{path} is damaged or no CIFAR-10 batch ({error}); {_HOW}") from None
     if pixels.ndim != 2 or pixels.shape[1] != _PIXELS:

@@ -96,7 +96,7 @@ def as_bytes(array: Any) -> npt.NDArray[np.uint8]:
     shape = getattr(array, "shape", None)
     if code not in ("u1", b"u1") or not isinstance(content, bytes | bytearray):
         raise ValueError("an array of unsigned bytes was expected")
-    if not isinstance(shape, tuple) or not all(isinstance(size, int) and size >= 0 for size in shape):
+    if not isinstance(shape, tuple) or not all(isinstance(size, int) and 0 <= size < 2**63 for size in shape):
         raise ValueError("an array with a shape was expected")
     if math.prod(shape) != len(content):
         raise ValueError(f"an array of shape {shape} holds {len(content):,} bytes")
