@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "checkpoint": "dlion.checkpoint",
+    "elastic": "dlion.elastic",
+    "simulate": "dlion.simulate",
     "Distributed": "dlion.optim",
     "DistributedLion": "dlion.lion",
     "Simulation": "dlion.simulate",
@@ -25,7 +27,9 @@ __all__ = [
     "Stats",
     "__version__",
     "checkpoint",
+    "elastic",
     "local_gradients",
+    "simulate",
     "synchronize_buffers",
 ]
 

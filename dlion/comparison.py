@@ -56,7 +56,7 @@ class Guard:
         if self._steps == GUARDED_STEPS and self._averaged:
             warnings.warn(
                 f"gradients were equal on all {self._channel.size} workers in the first {GUARDED_STEPS} steps, so they "
-                "seem to be averaged already: votes then carry no information and no traffic is saved; call "
-                "dlion.local_gradients(model) on the DDP module to switch averaging off",
+                "seem to be averaged already, or all workers read the same data: votes then carry no information; call "
+                "dlion.local_gradients(model) on the DDP module to switch averaging off, or give ranks their own data",
                 stacklevel=6,
             )

@@ -168,7 +168,8 @@ def changes(before: list[str], now: list[str], step: int, seconds: float) -> lis
     with_whom = f"going on with {workers_text([number_of(name) for name in now])}"
     lost = [number_of(name) for name in before if name not in now]
     came = [number_of(name) for name in now if name not in before]
-    said = [f"{workers_text(lost)} lost at step {step}: {with_whom} after {seconds:.1f} s"] if lost else []
+    back = ", in which its place was taken again" if set(lost) & set(came) else ""
+    said = [f"{workers_text(lost)} lost at step {step}: {with_whom} after {seconds:.1f} s{back}"] if lost else []
     return said + ([f"{workers_text(came)} joined at step {step}: {with_whom}"] if came and before else [])
 
 
