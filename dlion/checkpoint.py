@@ -14,6 +14,7 @@ import json
 import warnings
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,13 @@ from dlion.stacked import Part, Stacked
 
 Folder = str | Path
 
-_last: "weakref.WeakKeyDictionary[Channel, Saving]" = weakref.WeakKeyDictionary()
+
+class _Alone:
+    """Stands for the channel of a process whose workers are all here."""
+
+
+_ALONE = _Alone()
+_last: "weakref.WeakKeyDictionary[Channel | _Alone, Saving]" = weakref.WeakKeyDictionary()
 
 
 def save(
@@ -77,10 +84,12 @@ def save(
     started = perf_counter()
     crew = crew_of(optimizer, process_group, checked_timeout(timeout))
     _await_last(crew)
-    draft, parts, failed = Draft(Path(path)), list[Part](), None
-    about = Manifest(optimizer.method, crew.size, int(optimizer.param_groups[0]["t"]), dict(notes or {}), {})
-    others = {name: Path(source) for name, source in (files or {}).items()}
+    # absolute: who saves beside training may change the folder that it works in
+    draft, parts, others, failed = Draft(Path(path).absolute()), list[Part](), dict[str, Path](), None
+    about = Manifest(optimizer.method, crew.size, int(optimizer.param_groups[0]["t"]), {}, {})
     try:
+        about = replace(about, notes=dict(notes or {}))
+        others = {name: Path(source) for name, source in (files or {}).items()}
         parts = [_part(model, optimizer, rank, crew.size, extra, asynchronous) for rank in crew.here]
         json.dumps(about.notes)
         if crew.leads:
@@ -88,8 +97,7 @@ def save(
     except Exception as error:
         failed = error  # the others are told of it
     saving = Saving(draft.path, partial(_write, crew, draft, parts, about, list(others), failed))
-    if crew.channel is not None:
-        _last[crew.channel] = saving
+    _last[crew.channel or _ALONE] = saving
     if not asynchronous:
         saving.wait()
     saving.held_up = perf_counter() - started
@@ -198,7 +206,7 @@ def latest(folder: Folder) -> Path | None:
 
 
 def _await_last(crew: Crew) -> None:
-    last = _last.get(crew.channel) if crew.channel is not None else None
+    last = _last.get(crew.channel or _ALONE)
     if last is None:
         return
     last.ended()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dlion.errors import CheckpointError, of_the_system
-from dlion.manifest import NAME, Manifest, fingerprint, sync
+from dlion.manifest import NAME, Manifest, fingerprint, is_plain, sync
 from dlion.stacked import INDEX, Part, file_of
 
 Written = dict[str, Any]  # of one process, in JSON: "files" as in a manifest, and the places of what is in them
@@ -25,10 +25,16 @@ class Draft:
         """Make the folder, with other files in it that stay as they are: linked, or copied where that cannot be.
 
         Raises:
-            CheckpointError: `path` exists. OSError.
+            CheckpointError: `path` exists, or a name is not one of a file beside the checkpoint's own. OSError.
         """
         if self.path.exists():
             raise CheckpointError(f"{self.path} exists already: give each checkpoint a new name, or delete that one")
+        for name in files:
+            if not is_plain(name) or name.startswith((".", "__")):
+                raise CheckpointError(
+                    f"files= has the name {name!r}: give a plain one, at most 255 printable characters, that does not "
+                    f"begin with '.' or '__' and is not {NAME}"
+                )
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         for name, source in files.items():

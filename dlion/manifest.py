@@ -87,12 +87,17 @@ def read_manifest(folder: Path) -> Manifest:
     return Manifest(**{name: told[name] for name in kinds})
 
 
+def is_plain(name: Any) -> bool:
+    """Whether that is the name of a file in the folder itself, other than the manifest's."""
+    plain = isinstance(name, str) and name == Path(name).name and name not in ("", ".", "..", NAME)
+    return plain and name.isprintable() and len(name) < 256
+
+
 def _is_file(entry: tuple[str, Any]) -> bool:
     """Whether an entry names a file in the folder itself, and says how it is."""
     name, said = entry
     kinds = {"bytes": int, "sha256": str}
-    plain = name == Path(name).name and name not in ("", ".", "..", NAME) and name.isprintable() and len(name) < 256
-    return plain and isinstance(said, dict) and {key: type(value) for key, value in said.items()} == kinds
+    return is_plain(name) and isinstance(said, dict) and {key: type(value) for key, value in said.items()} == kinds
 
 
 def fingerprint(path: Path) -> dict[str, Any]:

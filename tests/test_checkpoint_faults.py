@@ -215,3 +215,43 @@ def test_states_that_differ_are_named(tmp_path: Path) -> None:
     said = succeed(world(3, work))
     assert len(set(said)) == 1 and "the state of rank 2 is not that of rank 0" in said[0] and "0.weight" in said[0]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "__0_0.distcp", ".metadata", "../out", "a\nb", "", "."])
+def test_files_cannot_take_the_names_of_a_checkpoints_own(name: str, tmp_path: Path) -> None:
+    """A file of the caller's was linked under such a name, and then written over."""
+    model = fresh()
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(CheckpointError, match="give a plain one"):
+        checkpoint.save(tmp_path / "one", model, Distributed(model.parameters()), files={name: tmp_path / "mine"})
+    assert (tmp_path / "mine").read_text() == "precious"
+    assert not (tmp_path / "one").exists()
+
+
+def test_alone_too_one_is_written_after_another_wherever_the_process_works_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = fresh()
+    optimizer = Distributed(model.parameters())
+    monkeypatch.chdir(tmp_path)
+    first = checkpoint.save("one", model, optimizer, extra=1, asynchronous=True)
+    with pytest.warns(UserWarning, match="nobody waited for it"):
+        second = checkpoint.save("one", model, optimizer, extra=2, asynchronous=True)  # it exists by then
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        checkpoint.save(tmp_path / "two", model, optimizer)
+    first.wait()
+    assert isinstance(second.error, CheckpointError)
+    assert checkpoint.load(tmp_path / "one", model, optimizer) == 1
+
+
+def test_a_bad_argument_of_one_worker_is_an_error_of_all_at_once(tmp_path: Path) -> None:
+    def work(rank: int, group: dist.ProcessGroup) -> str:
+        model = fresh()
+        optimizer = Distributed(model.parameters(), process_group=group)
+        notes: Any = [1, 2] if rank == 0 else None
+        with pytest.raises(CheckpointError) as told:
+            checkpoint.save(tmp_path / "one", model, optimizer, notes=notes)
+        return str(told.value)
+
+    assert all("rank 0" in said for said in succeed(world(2, work)))
