@@ -2,12 +2,11 @@
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dlion.errors import CheckpointError, of_the_system
+from dlion.errors import CheckpointError, naming
 from dlion.manifest import NAME, Manifest, fingerprint, is_plain, sync
 from dlion.stacked import INDEX, Part, file_of
 
@@ -80,15 +79,3 @@ class Draft:
     def remove(self) -> None:
         """Leave nothing."""
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Let what the system says name the file: of a full disk it does not."""
-    try:
-        yield
-    except Exception as error:
-        system = of_the_system(error)
-        if system is not None and system.filename is None:
-            system.filename = str(path)
-        raise

@@ -1,5 +1,9 @@
 """Every error that dlion raises on purpose. Each says what was given, what is allowed and what to do."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class DlionError(RuntimeError):
     """Base class of the errors that a running exchange can meet."""
@@ -39,6 +43,18 @@ def of_the_system(error: BaseException) -> OSError | None:
     while inner is not None and not isinstance(inner, OSError):
         inner = inner.__cause__ or inner.__context__
     return inner
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let what the system says name the file: of a full disk it does not."""
+    try:
+        yield
+    except Exception as error:
+        system = of_the_system(error)
+        if system is not None and system.filename is None:
+            system.filename = str(path)
+        raise
 
 
 def ranks_text(ranks: list[int]) -> str:

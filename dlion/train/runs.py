@@ -21,6 +21,7 @@ from typing import Any
 
 import tomli_w
 
+from dlion.errors import naming
 from dlion.train.config import Settled, from_flags, read_toml, to_flags
 from dlion.train.json_text import from_json
 
@@ -33,17 +34,6 @@ def write_whole(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Let errors say which file could not be written: that of a full disk does not."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise
 
 
 @contextmanager

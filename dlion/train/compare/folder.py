@@ -18,13 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dlion.errors import naming
 from dlion.train.compare.cells import key_of
 from dlion.train.compare.study import Study, read_study, toml_of
 from dlion.train.compare.wholeness import is_whole
 from dlion.train.config import TrainConfig, to_flags
 from dlion.train.json_text import from_json
 from dlion.train.legal import shown
-from dlion.train.runs import RunFolder, naming, write_whole
+from dlion.train.runs import RunFolder, write_whole
 
 Record = dict[str, Any]
 
