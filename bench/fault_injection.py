@@ -24,9 +24,9 @@ from torch import Tensor
 import dlion
 from dlion import checkpoint
 from dlion.channel import Channel
+from dlion.checkpoint.saving import Saving
 from dlion.exchange import Exchange
 from dlion.pipeline import FusedLion, Pipeline
-from dlion.saving import Saving
 from dlion.train.image_task import ImageTask
 
 _fsync = os.fsync

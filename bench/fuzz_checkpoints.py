@@ -12,7 +12,7 @@ from torch import nn
 
 import dlion
 from dlion.checkpoint import load, save, verify
-from dlion.manifest import NAME
+from dlion.checkpoint.manifest import NAME
 from dlion.train import checkpoints as runs
 from dlion.train.config import TrainConfig, settle, to_flags
 from dlion.train.data import DataInfo

@@ -16,13 +16,13 @@ from torch import Tensor
 from dlion import agreement
 from dlion.channel import told_by
 from dlion.codecs import Moment
+from dlion.elastic.standing import ROW_BYTES, Standing, behind, donor, next_round, resolves
 from dlion.errors import AgreementError
 from dlion.header import NOBODY, BallotHeader, Status, VerdictHeader, judge, worst
 from dlion.layout import Layout
 from dlion.methods import METHODS, Choices
 from dlion.ops import choose
 from dlion.replica import Replica
-from dlion.standing import ROW_BYTES, Standing, behind, donor, next_round, resolves
 from dlion.stats import Stats
 from dlion.tallies import Tally
 from dlion.topology import Replicated, Sharded

@@ -16,8 +16,8 @@ os.environ.setdefault("RUST_LOG", "error")  # its log is written by Rust
 pytest.importorskip("torchft", reason="elastic workers need torchft: pip install -r requirements/elastic.txt")
 
 from dlion.elastic import Elastic
+from dlion.elastic.quorum import LighthouseServer
 from dlion.ops.bits import checksum
-from dlion.quorum import LighthouseServer
 
 SECONDS = 30.0  # after which any wait of a test has failed
 BETAS = (0.9, 0.99)

@@ -15,7 +15,7 @@ from source_reader import Source
 
 ROOT = Path(__file__).resolve().parent.parent
 
-COLLECTIVE_USERS = ("dlion/channel.py", "dlion/voting.py", "dlion/elastic.py", "dlion/checkpoint.py")
+COLLECTIVE_USERS = ("dlion/channel.py", "dlion/voting.py")
 APPLICATION = ("dlion/train/", "dlion/cli.py", "dlion/__main__.py")
 
 # Every torch.distributed function that starts so talks to other workers, whatever its suffix (_single, _object, ...).
@@ -40,7 +40,7 @@ LONG_FILES: dict[str, str] = {}
 # file -> the extra that it needs beside `train`; only commands that need it import the file.
 OPTIONAL: dict[str, str] = {"dlion/train/few_shot/answering.py": "few-shot"}
 # Core files that import, inside a function, what an extra brings.
-LAZY: dict[str, str] = {"dlion/quorum.py": "torchft"}
+LAZY: dict[str, str] = {"dlion/elastic/quorum.py": "torchft"}
 
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50  # without the docstring

@@ -14,10 +14,10 @@ from dlion import Distributed, agreement
 from dlion.baselines.sparse import Entries, mean_of
 from dlion.channel import REPORT_BYTES, Channel, told_by
 from dlion.codecs import CountPlanes, SumPlanes
+from dlion.elastic.standing import Standing
 from dlion.errors import AgreementError, ExchangeError
 from dlion.header import NOBODY, Status, VerdictHeader, worst
 from dlion.layout import Layout
-from dlion.standing import Standing
 
 
 class Lengths(Channel):

@@ -15,8 +15,9 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from world import succeed, world
 
 from dlion import Distributed, Simulation, checkpoint
+from dlion.checkpoint.draft import Draft
+from dlion.checkpoint.newcomers import mean_of_workers
 from dlion.methods import METHODS
-from dlion.newcomers import mean_of_workers
 
 PATHS: dict[str, dict[str, Any]] = {
     "generic": {"kernels": "reference"},
@@ -242,8 +243,8 @@ def test_empty_scalar_tied_and_transposed_parameters_are_kept(tmp_path: Path) ->
 def test_training_goes_on_from_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written is the state of the moment of saving, although training has moved it before the first byte."""
     gate = threading.Event()
-    write = checkpoint.Draft.write
-    monkeypatch.setattr(checkpoint.Draft, "write", lambda *args: gate.wait(30) and write(*args))
+    write = Draft.write
+    monkeypatch.setattr(Draft, "write", lambda *args: gate.wait(30) and write(*args))
     model = fresh()
     optimizer = Distributed(model.parameters(), lr=0.01)
     train(model, optimizer, 0, range(3))

@@ -15,10 +15,10 @@ from dlion import checkpoint
 from dlion.errors import CheckpointError, ExchangeError
 
 FULL = [
-    ("dlion.stacked.Part.write", 0),
-    ("dlion.stacked.Part.write", 1),
-    ("dlion.stacked.Part.write_index", 0),
-    ("dlion.manifest.Manifest.write", 0),
+    ("dlion.checkpoint.stacked.Part.write", 0),
+    ("dlion.checkpoint.stacked.Part.write", 1),
+    ("dlion.checkpoint.stacked.Part.write_index", 0),
+    ("dlion.checkpoint.manifest.Manifest.write", 0),
     ("os.replace", 0),
 ]
 

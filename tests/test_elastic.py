@@ -89,15 +89,15 @@ def loses_the_commit(position: int, after: bool) -> Callable[[Elastic], None]:
     """This worker's connections break in the commit: `after` the others have what they need, or before."""
 
     def do(optimizer: Elastic) -> None:
-        gather, standings = optimizer.company.gather, []
+        gather, standings = optimizer.rounds.gather, []
 
         def lose(standing: Any) -> Any:
-            optimizer.company.gather = gather  # type: ignore[method-assign]
+            optimizer.rounds.gather = gather  # type: ignore[method-assign]
             if after:
                 standings.append(gather(standing))
             raise ExchangeError("the network broke")
 
-        optimizer.company.gather = lose  # type: ignore[method-assign]
+        optimizer.rounds.gather = lose  # type: ignore[method-assign]
 
     return at(position, do)
 
@@ -138,7 +138,7 @@ def test_a_newcomer_receives_the_state_and_the_mean_momentum_and_abstains_once()
         assert here.wait(SECONDS)
 
     def appear(optimizer: Elastic) -> None:
-        assert optimizer.company.round == 0  # the lighthouse knows of it from now on, and waits until it asks
+        assert optimizer.rounds.round == 0  # the lighthouse knows of it from now on, and waits until it asks
         here.set()
 
     late = Worker(2, seed=5, sabotage=at(0, appear), begins=started, options={"lr": 0.5})

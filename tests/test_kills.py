@@ -11,7 +11,7 @@ BENCH = Path(__file__).resolve().parents[1] / "bench"
 SABOTAGED = """
 import sys
 import kills
-from dlion.draft import Draft
+from dlion.checkpoint.draft import Draft
 
 def begin(draft, path):
     draft.path = draft.folder = path

@@ -82,8 +82,8 @@ OBJECTS = ("_object", "_object_list", "_objects")
 # What reads files, and not what another worker says: torch.load(weights_only=True) of a checkpoint that was verified,
 # and a CIFAR batch without running anything that is in it.
 FILES = {
-    "dlion/holdings.py",
-    "dlion/stacked.py",
+    "dlion/checkpoint/holdings.py",
+    "dlion/checkpoint/stacked.py",
     "dlion/train/data/inert_pickle.py",
 }
 

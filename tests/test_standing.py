@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from dlion.standing import NOTHING, Standing, behind, donor, next_round, resolves
+from dlion.elastic.standing import NOTHING, Standing, behind, donor, next_round, resolves
 
 Verdict = tuple[int, int]  # the round that decided it, and on which position
 

@@ -15,9 +15,9 @@ from time import perf_counter
 from typing import Any
 
 from dlion import checkpoint
+from dlion.checkpoint.manifest import Manifest
+from dlion.checkpoint.saving import Saving
 from dlion.errors import CheckpointError
-from dlion.manifest import Manifest
-from dlion.saving import Saving
 from dlion.train.config import Settled, to_flags
 from dlion.train.data import DataInfo
 from dlion.train.legal import shown

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 import dlion.checkpoint
-from dlion.crew import Crew
+from dlion.checkpoint.crew import Crew
+from dlion.checkpoint.manifest import read_manifest
 from dlion.errors import CheckpointError, ExchangeError
-from dlion.manifest import read_manifest
 from dlion.train.checkpoints import BEST, Progress, forget_outdated, notes_of, path_of
 from dlion.train.jobs import task_of
 
@@ -32,9 +32,9 @@ def save(run: "ElasticRun") -> None:
     try:
         if optimizer.notes:  # without them the others may not come here
             final.parent.mkdir(exist_ok=True)
-            _write(run, optimizer.company.group or ALONE)
+            _write(run, optimizer.rounds.group or ALONE)
     except (CheckpointError, ExchangeError) as error:
-        optimizer.company.part()
+        optimizer.rounds.part()
         run.progress.checkpoints -= 1
         run.say(f"the checkpoint of step {run.progress.step} was not written: {str(error).splitlines()[0]}")
     if run.leads:

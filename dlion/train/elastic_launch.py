@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 
 import dlion.checkpoint
+from dlion.elastic.quorum import LighthouseServer
 from dlion.errors import QuorumError
-from dlion.quorum import LighthouseServer
 from dlion.train.config import DEFAULT_WORKERS, Settled, TrainConfig, to_flags
 from dlion.train.elastic_flags import ElasticFlags
 from dlion.train.elastic_worker import FAILED, Task, work

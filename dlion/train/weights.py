@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from dlion.manifest import sync
+from dlion.checkpoint.manifest import sync
 from dlion.train.legal import shown
 from dlion.train.runs import draft_of
 

@@ -13,7 +13,7 @@ from command import TINY, await_step, dlion, records, start
 os.environ.setdefault("RUST_LOG", "error")
 pytest.importorskip("torchft", reason="elastic workers need torchft: pip install -r requirements/elastic.txt")
 
-from dlion.quorum import LighthouseServer
+from dlion.elastic.quorum import LighthouseServer
 
 THREE = ("train", "--elastic", "--workers", "3", *TINY[2:], "--name", "run")
 

@@ -187,7 +187,7 @@ def test_a_full_disk_ends_the_run_and_says_from_where_it_goes_on(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dlion.manifest.Manifest.write", full)
+    monkeypatch.setattr("dlion.checkpoint.manifest.Manifest.write", full)
     threads = torch.get_num_threads()
     try:
         assert main(["train", "--resume", str(run), "--steps", "20"]) == 1

@@ -11,7 +11,7 @@ import torch
 from command import TINY, dlion, records
 from safetensors import SafetensorError
 
-from dlion.stacked import Stacked
+from dlion.checkpoint.stacked import Stacked
 from dlion.train import checkpoints, weights
 from dlion.train.config import Settled, TrainConfig, from_flags, learning_rate, read_toml, settle, to_flags
 from dlion.train.runs import RunFolder

@@ -17,10 +17,10 @@ from command import await_step, dlion, records, start
 from safetensors.torch import load_file
 
 from dlion import agreement_rates
+from dlion.checkpoint.stacked import Stacked
 from dlion.cli import main
 from dlion.simulate import Simulation
 from dlion.simulate.team import Team
-from dlion.stacked import Stacked
 from dlion.train import streams
 from dlion.train.config import TrainConfig, from_flags, settle, to_flags
 from dlion.train.simulated import Signals

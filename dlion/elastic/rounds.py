@@ -14,9 +14,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
 
 from dlion.channel import Channel
+from dlion.elastic.quorum import Lighthouse, Member, workers_text
+from dlion.elastic.standing import HASH_BITS, Standing, next_round
 from dlion.errors import ExchangeError, QuorumError
-from dlion.quorum import Lighthouse, Member, workers_text
-from dlion.standing import HASH_BITS, Standing, next_round
 from dlion.voting import adopt, checkpoint_channel, voting_groups, wait_for_all
 
 MEETING_SECONDS = 10.0  # for members to come from the lighthouse to the store of one: who died on the way never does
@@ -38,7 +38,7 @@ class Patience:
     start: float
 
 
-class Company:
+class Rounds:
     """This worker among those of its round.
 
     Args:

@@ -1,14 +1,4 @@
-"""Checkpoints of all workers: complete or absent, verified before they are unpickled, loaded by any number of workers.
-
-    dlion.checkpoint.save("checkpoints/step-1000", model, optimizer, extra={"step": 1000})
-    path = dlion.checkpoint.latest("checkpoints")
-    extra = dlion.checkpoint.load(path, model, optimizer)
-
-A checkpoint is a folder in the format of torch.distributed.checkpoint, with a manifest. Momenta (and whatever else a
-worker has for itself) are stacked, one row for each worker; parameters are there once.
-
-Checksums find damage, not malice: the index is a pickle, so a checkpoint of unknown origin must not be loaded.
-"""
+"""Saving and loading: what the workers agree on, who writes which file, and when a checkpoint is complete."""
 
 import json
 import warnings
@@ -26,16 +16,16 @@ import torch.distributed as dist
 from torch import nn
 
 from dlion.channel import Channel
-from dlion.crew import Crew, crew_of
-from dlion.draft import Draft
+from dlion.checkpoint.crew import Crew, crew_of
+from dlion.checkpoint.draft import Draft
+from dlion.checkpoint.holdings import Holdings, check, holdings_of, in_bytes, restore
+from dlion.checkpoint.manifest import NAME, Manifest, damaged, read_manifest
+from dlion.checkpoint.newcomers import mean_of_workers
+from dlion.checkpoint.saving import Saving
+from dlion.checkpoint.stacked import Part, Stacked
 from dlion.errors import CheckpointError, ranks_text
-from dlion.holdings import Holdings, check, holdings_of, in_bytes, restore
-from dlion.manifest import NAME, Manifest, damaged, read_manifest
-from dlion.newcomers import mean_of_workers
 from dlion.optim import Distributed
 from dlion.options import checked_timeout
-from dlion.saving import Saving
-from dlion.stacked import Part, Stacked
 
 Folder = str | Path
 
@@ -115,8 +105,8 @@ def load(
     """Put model and optimizer of all workers back where they were when the checkpoint was written.
 
     As many workers as were saved go on to the bit. Any other number (one without a process group, too) starts from
-    `dlion.newcomers.mean_of_workers`: every worker has the mean of the saved momenta, residuals and buffers, and worker
-    0's counters and `extra`. Hyper-parameters and t are the saved ones. All workers call it.
+    `dlion.checkpoint.newcomers.mean_of_workers`: every worker has the mean of the saved momenta, residuals and
+    buffers, and worker 0's counters and `extra`. Hyper-parameters and t are the saved ones. All workers call it.
 
     Never load a checkpoint of unknown origin: its index is a pickle.
 

@@ -2,7 +2,7 @@
 
 A lighthouse (torchft's) knows who is there. Workers train in rounds: a round is a fixed set of workers with process
 groups of its own. Whenever a call fails, a worker closes its connections, so that everybody else in the round fails
-at once, and asks the lighthouse for a quorum; the next round begins with what `dlion/reunion.py` does.
+at once, and asks the lighthouse for a quorum; the next round begins with what `dlion/elastic/reunion.py` does.
 
 One step, and what a death costs the others, by phase (each is a function that a test can wrap):
 
@@ -12,7 +12,7 @@ One step, and what a death costs the others, by phase (each is a function that a
                                      kept are sent again in the next round, and the dead worker's no longer count.
     ``Elastic._commit``              the verdicts are held. An all-gather of "I hold the verdicts of this step".
     ``Elastic.apply_held``           the parameters move.
-Why replicas stay equal: see `dlion/standing.py`.
+Why replicas stay equal: see `dlion/elastic/standing.py`.
 """
 
 import time
@@ -24,20 +24,20 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from dlion import agreement
-from dlion.company import Company, Patience
-from dlion.elastic_terms import Terms, check_elastic
+from dlion.elastic.outsiders import changed, is_usual, what_is_strange
+from dlion.elastic.quorum import Lighthouse, changes
+from dlion.elastic.reunion import exchange_among, reunite, set_hyper_parameters
+from dlion.elastic.rounds import Patience, Rounds
+from dlion.elastic.standing import NOTHING, Standing
+from dlion.elastic.terms import Terms, check_elastic
+from dlion.elastic.tolerance import Ballots, ElasticExchange, Held
 from dlion.errors import AgreementError, ExchangeError
 from dlion.header import Status
 from dlion.layout import layout_key, local
 from dlion.ops.bits import checksum
 from dlion.optim import Distributed
-from dlion.outsiders import changed, is_usual, what_is_strange
-from dlion.quorum import Lighthouse, changes
 from dlion.replica import Replica
-from dlion.reunion import exchange_among, reunite, set_hyper_parameters
 from dlion.scaling import unscaled
-from dlion.standing import NOTHING, Standing
-from dlion.tolerance import Ballots, ElasticExchange, Held
 
 
 class Elastic(Distributed):
@@ -116,7 +116,7 @@ class Elastic(Distributed):
         self.news: list[str] = []
         self.seasoned = False
         self.module = module
-        self._company: Company | None = None
+        self._rounds: Rounds | None = None
         self._exchange: ElasticExchange | None = None
         self._held: Held | None = None
         self._ballots: Ballots | None = None
@@ -145,14 +145,14 @@ class Elastic(Distributed):
                     self._commit()
                     self.apply_held()
             except ExchangeError:
-                self.company.part()  # so that nobody waits for this worker; the next attempt asks for a quorum
+                self.rounds.part()  # so that nobody waits for this worker; the next attempt asks for a quorum
         return loss
 
     def _together(self) -> ElasticExchange:
         """The exchange with the workers of now: a quorum where one is due, and one state for a new round."""
         due = self.position % self.terms.quorum_every == 0 and self.position != self._asked
-        if due or not self.company.round:
-            if self.company.renew():
+        if due or not self.rounds.round:
+            if self.rounds.renew():
                 self._exchange, self._steps = exchange_among(self)
                 self._key, self._fits = layout_key(self.param_groups, self.state), True
                 reunite(self)
@@ -167,7 +167,7 @@ class Elastic(Distributed):
         if self._ballots is None:
             self._ballots = self._votes(exchange)
         readings = exchange.consult(self._ballots)
-        return Held(self.company.round, readings, self._steps, exchange.moment, exchange.replica.hypers)
+        return Held(self.rounds.round, readings, self._steps, exchange.moment, exchange.replica.hypers)
 
     def _votes(self, exchange: ElasticExchange) -> Ballots:
         if not self._fits:
@@ -178,11 +178,11 @@ class Elastic(Distributed):
         """Tell all members that this worker holds the verdicts; return when all have said so."""
         every = self.options.verify_every
         checked = every > 0 and self.position % every == 0
-        standings = self.company.gather(self.standing(checked))
-        self.notes = {self.company.numbers[rank]: standing.note for rank, standing in enumerate(standings)}
-        mine = standings[self.company.rank]
+        standings = self.rounds.gather(self.standing(checked))
+        self.notes = {self.rounds.numbers[rank]: standing.note for rank, standing in enumerate(standings)}
+        mine = standings[self.rounds.rank]
         if said := what_is_strange(self.terms.worker, mine, standings, self.hyper_parameters(), self._fits):
-            self.company.leave()
+            self.rounds.leave()
             raise AgreementError(said)
         self._verify([standing.checksum for standing in standings], mine.checksum)
 
@@ -229,14 +229,14 @@ class Elastic(Distributed):
         self._stale = True
 
     @property
-    def company(self) -> Company:
+    def rounds(self) -> Rounds:
         """This worker among the others; made when it is first needed, since from then on the others wait for it."""
-        if self._company is None:
+        if self._rounds is None:
             terms = self.terms
             lighthouse = Lighthouse(terms.lighthouse, terms.worker, terms.patience.call)
-            self._company = Company(lighthouse, terms.workers, terms.min_workers, terms.patience)
-            self._company.seen = max(self.round, NOTHING)
-        return self._company
+            self._rounds = Rounds(lighthouse, terms.workers, terms.min_workers, terms.patience)
+            self._rounds.seen = max(self.round, NOTHING)
+        return self._rounds
 
     @property
     def exchange(self) -> ElasticExchange:
@@ -254,16 +254,16 @@ class Elastic(Distributed):
 
     @property
     def workers_here(self) -> list[int]:
-        return self._company.numbers if self._company is not None else []
+        return self._rounds.numbers if self._rounds is not None else []
 
     @property
     def leader(self) -> int | None:
-        return self._company.leader if self._company is not None else None
+        return self._rounds.leader if self._rounds is not None else None
 
     def close(self) -> None:
         """Leave the others, who train on."""
-        if self._company is not None:
-            self._company.leave()
+        if self._rounds is not None:
+            self._rounds.leave()
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -287,7 +287,7 @@ class Elastic(Distributed):
         if is_usual(checksums, mine):
             return
         if self.options.on_mismatch == "raise":
-            self.company.leave()
+            self.rounds.leave()
             raise AgreementError(changed(self.terms.worker))
         self.news.append(f"worker {self.terms.worker} found its parameters changed at step {self.position + 1}")
         self._mark(int(self.param_groups[0]["t"]), 0, NOTHING)  # what nobody goes on from
@@ -295,6 +295,6 @@ class Elastic(Distributed):
         raise ExchangeError("this worker needs the parameters of the others")
 
     def _tell(self) -> None:
-        before, self._mates = self._mates, [member.name for member in self.company.members]
+        before, self._mates = self._mates, [member.name for member in self.rounds.members]
         seconds = time.perf_counter() - self._began
         self.news += changes(before, self._mates, self.position + (not self._done), seconds)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dlion.company import Patience
+from dlion.elastic.rounds import Patience
 from dlion.methods import METHODS
 
 

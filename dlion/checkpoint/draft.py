@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dlion.checkpoint.manifest import NAME, Manifest, fingerprint, is_plain, sync
+from dlion.checkpoint.stacked import INDEX, Part, file_of
 from dlion.errors import CheckpointError, naming
-from dlion.manifest import NAME, Manifest, fingerprint, is_plain, sync
-from dlion.stacked import INDEX, Part, file_of
 
 Written = dict[str, Any]  # of one process, in JSON: "files" as in a manifest, and the places of what is in them
 

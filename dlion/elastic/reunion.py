@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from dlion.channel import Channel
+from dlion.elastic.quorum import workers_text
+from dlion.elastic.standing import Standing, behind, donor, resolves
+from dlion.elastic.tolerance import ElasticExchange
 from dlion.errors import AgreementError, ExchangeError
 from dlion.header import majority_value
 from dlion.layout import local, overwrite
@@ -16,9 +19,6 @@ from dlion.methods import METHODS, Choices
 from dlion.ops import choose
 from dlion.options import check_parameters
 from dlion.pipeline import Steps
-from dlion.quorum import workers_text
-from dlion.standing import Standing, behind, donor, resolves
-from dlion.tolerance import ElasticExchange
 
 if TYPE_CHECKING:
     from dlion.elastic import Elastic
@@ -28,13 +28,13 @@ def exchange_among(optimizer: "Elastic") -> tuple[ElasticExchange, Steps]:
     """The exchange among the members of a new round, and how steps are taken in it."""
     for group in optimizer.param_groups:
         check_parameters(group)
-    o, company, rule = optimizer.options, optimizer.company, optimizer.rule
+    o, rounds, rule = optimizer.options, optimizer.rounds, optimizer.rule
     # one worker that is left speaks as it did before: its ballots may be older than its loneliness
-    size = max(2, len(company.members))
+    size = max(2, len(rounds.members))
     choices = Choices(choose(optimizer.asked_kernels)[1], size, o.ties, o.zeros, o.rounding)
     steps = METHODS[optimizer.method].steps(rule, choices)
     told = (optimizer.param_groups, optimizer.keys, optimizer.state, optimizer.stats, optimizer.phases)
-    exchange = ElasticExchange(company.group, None, o, steps.wire, *told, rule.shared_state)
+    exchange = ElasticExchange(rounds.group, None, o, steps.wire, *told, rule.shared_state)
     rule.allocate(exchange.replica)
     return exchange, steps
 
@@ -50,23 +50,23 @@ def reunite(optimizer: "Elastic") -> None:
         AgreementError: this worker's layout or options are not the majority's.
         ExchangeError: a worker was lost, or leaves; every state is one that some round committed.
     """
-    company = optimizer.company
-    standings = company.gather(optimizer.standing())
-    if resolves(standings[company.rank], standings):
+    rounds = optimizer.rounds
+    standings = rounds.gather(optimizer.standing())
+    if resolves(standings[rounds.rank], standings):
         optimizer.apply_held()
-    standings = company.gather(optimizer.standing(checked=True))
+    standings = rounds.gather(optimizer.standing(checked=True))
     _check_layouts(standings, optimizer)
     late = behind(standings)
-    if company.channel is not None:
+    if rounds.channel is not None:
         if late:
-            _hand_over(optimizer, company.channel, donor(standings), company.rank in late)
+            _hand_over(optimizer, rounds.channel, donor(standings), rounds.rank in late)
         newcomers = [rank for rank, standing in enumerate(standings) if not standing.seasoned]
         if 0 < len(newcomers) < len(standings):
-            mean_momentum(optimizer, company.channel, newcomers)
+            mean_momentum(optimizer, rounds.channel, newcomers)
         if late:
-            whole = company.gather(optimizer.standing(checked=True))
+            whole = rounds.gather(optimizer.standing(checked=True))
             if behind(whole):
-                names = workers_text([company.numbers[rank] for rank in behind(whole)])
+                names = workers_text([rounds.numbers[rank] for rank in behind(whole)])
                 raise ExchangeError(f"the parameters that {names} received are not those that were sent")
     optimizer.seasoned = True
 
@@ -99,14 +99,14 @@ def mean_momentum(optimizer: "Elastic", channel: Channel, newcomers: list[int]) 
 def _check_layouts(standings: list[Standing], optimizer: "Elastic") -> None:
     layouts = [standing.layout for standing in standings]
     usual = majority_value(layouts)
-    company = optimizer.company
-    strange = [company.numbers[rank] for rank, layout in enumerate(layouts) if layout != usual]
+    rounds = optimizer.rounds
+    strange = [rounds.numbers[rank] for rank, layout in enumerate(layouts) if layout != usual]
     if not strange:
         return
-    if layouts[company.rank] != usual:
-        company.leave()
+    if layouts[rounds.rank] != usual:
+        rounds.leave()
         raise AgreementError(
-            f"worker {company.numbers[company.rank]} cannot join: it does not train the same parameters with the same "
+            f"worker {rounds.numbers[rounds.rank]} cannot join: it does not train the same parameters with the same "
             "options as most others, who go on without it: give every worker the same trainable parameters, in the "
             "same order, and the same options"
         )

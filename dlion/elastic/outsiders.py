@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from dlion.elastic.standing import Standing
 from dlion.errors import AgreementError
 from dlion.header import majority_value
-from dlion.standing import Standing
 
 
 def what_is_strange(
