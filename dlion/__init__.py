@@ -17,6 +17,8 @@ _HOME = {
     "Simulation": "dlion.simulate",
     "Stats": "dlion.stats",
     "local_gradients": "dlion.integrations.ddp",
+    "migrate": "dlion.migration",
+    "suggest": "dlion.suggestion",
     "synchronize_buffers": "dlion.integrations.ddp",
 }
 
@@ -29,7 +31,9 @@ __all__ = [
     "checkpoint",
     "elastic",
     "local_gradients",
+    "migrate",
     "simulate",
+    "suggest",
     "synchronize_buffers",
 ]
 
