@@ -4,6 +4,9 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import torch
+from torch.profiler import record_function
+
 PHASES = ("ballot", "wait", "tally", "apply")
 
 _NOTHING = nullcontext()
@@ -11,6 +14,8 @@ _NOTHING = nullcontext()
 
 class Phases:
     """Seconds that one worker spends in each phase of its steps; off until `start()`, and free while it is off.
+
+    While torch's profiler runs, each phase is a range of its own there: "dlion.ballot" and so on.
 
     "ballot": momentum, signs and bits, and handing them to the network; with `overlap=True` also finding out whether
     gradients changed. "wait": blocked until the network has brought something; with `overlap=True` what backward did
@@ -33,7 +38,14 @@ class Phases:
 
     def __call__(self, phase: str) -> AbstractContextManager[None]:
         """What is done inside counts for `phase`."""
+        if _profiling():
+            return self._named(phase)
         return self._counted(phase) if self._on else _NOTHING
+
+    @contextmanager
+    def _named(self, phase: str) -> Iterator[None]:
+        with record_function(f"dlion.{phase}"), self._counted(phase) if self._on else _NOTHING:
+            yield
 
     @contextmanager
     def _counted(self, phase: str) -> Iterator[None]:
@@ -42,3 +54,10 @@ class Phases:
             yield
         finally:
             self.seconds[phase] += time.perf_counter() - began
+
+
+def _profiling() -> bool:
+    try:
+        return torch.autograd.profiler._is_profiler_enabled
+    except AttributeError:  # a range is then made always, at 10 microseconds each
+        return True

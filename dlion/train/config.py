@@ -19,6 +19,7 @@ from dlion.train.legal import require as require
 from dlion.train.legal import shown
 from dlion.train.method_flags import FIXED, MethodFlags
 from dlion.train.reading import Reading
+from dlion.train.record_flags import RecordFlags
 from dlion.train.shape import ModelShape
 
 DEFAULT_WORKERS = 4
@@ -28,13 +29,13 @@ INSTEAD = {
     "batch-sizes": "batch-size",
     "steps": "epochs",
 }  # one stands in the place of the other
-COUNTS = "workers simulate steps epochs batch_size accumulate threads log_every eval_every".split()
+COUNTS = "workers simulate steps epochs batch_size accumulate threads".split()
 DEFAULT_LR = 1e-3
 LION_BETAS = (0.9, 0.99)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(ModelShape, Reading, MethodFlags, CheckpointFlags):
+class TrainConfig(ModelShape, Reading, MethodFlags, CheckpointFlags, RecordFlags):
     """One run. Each field is a flag of `dlion train` and a key of its TOML file (batch_size: batch-size).
 
     Raises:
@@ -92,15 +93,12 @@ class TrainConfig(ModelShape, Reading, MethodFlags, CheckpointFlags):
     """File or folder with the data, when it is not where the task looks by itself."""
     iid: bool = True
     """--no-iid sorts the training set by class and gives each worker its own part."""
-    log_every: int = 10
-    """Steps between two lines of metrics.jsonl."""
-    eval_every: int = 50
-    """Steps between two evaluations on the validation set."""
 
     def __post_init__(self) -> None:
         self.check_shape()
         self.check_reading()
         self.check_checkpoints()
+        self.check_records()
         for flag in COUNTS:
             value = getattr(self, flag)
             require(value is None or value >= 1, flag, value, "at least 1")

@@ -22,11 +22,12 @@ from dlion.train import checkpoints, elastic_checkpoints
 from dlion.train.checkpoints import Progress
 from dlion.train.config import Settled, learning_rate
 from dlion.train.jobs import task_of
-from dlion.train.loop import due, gradients_of, summary_of, threads_text, validation
+from dlion.train.loop import due, exchange_of, gradients_of, summary_of, threads_text, validation
 from dlion.train.progress import Display, display, results
 from dlion.train.report import write_report
 from dlion.train.runs import Record, RunFolder
 from dlion.train.tasks import Task
+from dlion.train.tracking import tracked
 from dlion.train.weights import save_weights
 
 
@@ -73,6 +74,7 @@ class ElasticRun:
         """Train to the last step or to the one at which a signal stops all; the number of that signal, or 0."""
         config, optimizer, task = self.config, self.trainee.optimizer, task_of(self.config)
         spent = self._resume()
+        optimizer.phases.start()
         while self.progress.step < config.steps:
             done = self.progress.step
             record = self._begun_record(task) if due(done, config.log_every) or due(done, config.eval_every) else None
@@ -94,6 +96,8 @@ class ElasticRun:
             if stopped or due(self.progress.step, config.save_every) or self.progress.step == config.steps:
                 elastic_checkpoints.save(self)
             if stopped and self.progress.step < config.steps:
+                if self.leads:
+                    self.screen.close()
                 self.say(f"stopped after step {self.progress.step}; go on with --elastic --resume {self.folder.path}")
                 return self.signal
         if self.leads:
@@ -115,7 +119,7 @@ class ElasticRun:
     def screen(self) -> Display:
         """What the terminal shows of the run; made when this worker begins to lead."""
         if self._screen is None:
-            self._screen = display(self.config.steps, 0)
+            self._screen = tracked(display(self.config.steps, 0), self.folder, self.config, at=self.progress.step)
         return self._screen
 
     def _resume(self) -> float:
@@ -152,16 +156,13 @@ class ElasticRun:
         return self._record()
 
     def _record(self) -> Record:
-        config, stats, done = self.config, self.trainee.optimizer.stats, self.progress.step
+        config, done = self.config, self.progress.step
         record: Record = {"step": done}
         if done:
             record |= {"loss": self.progress.loss, "lr": learning_rate(config, done)}
         samples = done * config.samples_per_step
         return record | {
-            "bytes_sent": stats.bytes_sent,
-            "bytes_received": stats.bytes_received,
-            "bits_per_param_sent": stats.bits_per_param_sent,
-            "ratio": stats.ratio,
+            **exchange_of(self.trainee.optimizer),
             "seconds": self.progress.seconds,
             "samples_per_s": samples / self.progress.seconds if self.progress.seconds else 0.0,
         }

@@ -19,6 +19,7 @@ from dlion.train.models import build_model
 from dlion.train.reading import AS_USUAL, Reading, reading_of
 from dlion.train.runs import RunFolder, differences
 from dlion.train.tasks import Task, load_task
+from dlion.train.tracking import check_trackers
 from dlion.train.weights import load_weights, weights_of
 from dlion.train.workers import choices
 
@@ -82,6 +83,7 @@ def check(config: TrainConfig, workers: int) -> Settled:
     """
     if config.method not in METHODS:
         raise unknown_name("method", config.method, list(METHODS))
+    check_trackers(config.track)
     task = task_of(config)
     with torch.device("meta"):  # whether it fits is seen without its memory
         build_model(config.model, task, config)
@@ -157,14 +159,14 @@ def open_run(config: Settled, place: Place) -> Job | None:
 def _check_same_run(folder: RunFolder, config: Settled) -> None:
     """Raise a ValueError where a run to go on differs in more than it may."""
     stored = folder.read_config()
-    free = {"steps", "keep-checkpoints", "workers", "simulate"}
+    free = {"steps", "keep-checkpoints", "track", "workers", "simulate"}
     if config.workers != stored.workers:
         free |= {"batch-size", "batch-sizes"}
     other = [text for text in differences(config, stored) if text.split()[0].removeprefix("--") not in free]
     if other:
         raise ValueError(
-            f"{folder.path} holds a different run ({other[0]}): only --steps, --keep-checkpoints and the number of "
-            "workers (with it, their batch sizes) can change when a run is resumed."
+            f"{folder.path} holds a different run ({other[0]}): only --steps, --keep-checkpoints, --track and the "
+            "number of workers (with it, their batch sizes) can change when a run is resumed."
         )
 
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import dlion
+from dlion.optim import Distributed
+from dlion.simulate import Simulation
 from dlion.train import checkpoints
 from dlion.train.checkpoints import Keeper, Progress
 from dlion.train.config import Settled, learning_rate
@@ -20,6 +22,7 @@ from dlion.train.progress import Display, display, results
 from dlion.train.report import write_report
 from dlion.train.runs import Record
 from dlion.train.tasks import Task
+from dlion.train.tracking import tracked
 from dlion.train.watch import Watch
 from dlion.train.weights import load_weights, save_weights, weights_of
 from dlion.train.workers import Place, Trainees, Workers
@@ -37,8 +40,11 @@ def train(job: Job, place: Place) -> None:
     workers = _gather(job, place, task)
     model, optimizer, leads = workers.model, workers.optimizer, 0 in workers.here
     progress = _begin(job, workers)
+    optimizer.phases.start()
     spent_before = progress.seconds_total
     screen, watch = display(config.steps, workers.here[0]), Watch()
+    if leads:
+        screen = tracked(screen, job.folder, config, at=progress.step)
     screen.say(*_opening(job, workers, task))
     keeper = Keeper(job.folder, config, workers, task.info)
 
@@ -158,19 +164,14 @@ def gradients_of(config: Settled, workers: Trainees, task: Task, rank: int, step
 
 def _record(job: Job, workers: Workers, task: Task, progress: Progress, screen: Display, final: bool = False) -> Record:
     """Write the record of the steps done so far, with an evaluation when one is due."""
-    config, stats = job.config, workers.optimizer.stats
+    config = job.config
     record: Record = {"step": progress.step}
     if progress.step:
         record |= {"loss": progress.loss, "lr": learning_rate(config, progress.step)}
     if final or due(progress.step, config.eval_every):
         record |= evaluate(workers, task)
         _keep_best(job, workers, progress, record)
-    record |= {
-        "bytes_sent": stats.bytes_sent,
-        "bytes_received": stats.bytes_received,
-        "bits_per_param_sent": stats.bits_per_param_sent,
-        "ratio": stats.ratio,
-        "agreement": stats.agreement,
+    record |= exchange_of(workers.optimizer) | {
         "seconds": progress.seconds,
         "samples_per_s": progress.samples / progress.seconds if progress.seconds else 0.0,
         "checkpoint_seconds": progress.held_up,
@@ -179,6 +180,22 @@ def _record(job: Job, workers: Workers, task: Task, progress: Progress, screen: 
         job.folder.append(record)
     screen.show(record)
     return record
+
+
+def exchange_of(optimizer: Distributed | Simulation) -> Record:
+    """What the exchange has cost so far, and the seconds of its phases since this was last asked."""
+    stats, phases = optimizer.stats, optimizer.phases
+    seconds = {f"{phase}_seconds": value for phase, value in phases.seconds.items()}
+    phases.start()
+    return {
+        "bytes_sent": stats.bytes_sent,
+        "bytes_received": stats.bytes_received,
+        "bits_per_param_sent": stats.bits_per_param_sent,
+        "ratio": stats.ratio,
+        "abstentions": stats.abstentions,
+        "agreement": stats.agreement,
+        **seconds,
+    }
 
 
 def evaluate(workers: Workers, task: Task) -> Record:

@@ -11,8 +11,11 @@ from typing import Any
 from dlion.train.legal import shown
 
 
-def needed(module: str, package: str, purpose: str) -> Any:
+def needed(module: str, package: str, purpose: str, command: str | None = None) -> Any:
     """The module, imported now.
+
+    Args:
+        command: gets the package, if not one of dlion's extras does.
 
     Raises:
         ValueError: `package` is not installed; the sentence says what needs it and how to get it.
@@ -23,9 +26,8 @@ def needed(module: str, package: str, purpose: str) -> Any:
         if (error.name or "").partition(".")[0] != package:
             raise
         extra = "few-shot" if package == "lm_eval" else "hf"
-        raise ValueError(
-            f'{purpose} needs the package {package}: in a clone of dlion, pip install ".[{extra}]"'
-        ) from None
+        how = command or f'in a clone of dlion, pip install ".[{extra}]"'
+        raise ValueError(f"{purpose} needs the package {package}: {how}") from None
 
 
 def data_sets() -> Any:

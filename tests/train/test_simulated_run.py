@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command import await_step, dlion, records, start
+from command import await_step, dlion, is_clocked, records, start
 from safetensors.torch import load_file
 
 from dlion import agreement_rates
@@ -29,13 +29,12 @@ FLAGS = ["train", "--log-every", "1", "--eval-every", "3", "--save-every", "4", 
 FLAGS += ["--accumulate", "2", "--clip-norm", "1", "--no-iid"]
 UNEQUAL = ["--batch-sizes", "2", "5", "3"]
 FEW = ["train", "--simulate", "2", "--steps", "1", "--batch-size", "2", "--eval-every", "9"]
-TIMES = ("seconds", "seconds_total", "samples_per_s", "checkpoint_seconds")
 MODELS = ("model.safetensors", "model-last.safetensors")
 
 
 def summary(run: Path) -> dict[str, Any]:
     told = json.loads((run / "summary.json").read_text())
-    return {key: value for key, value in told.items() if key not in TIMES}
+    return {key: value for key, value in told.items() if not is_clocked(key)}
 
 
 @contextmanager
