@@ -14,6 +14,7 @@ from dlion.ops import choose
 from dlion.options import check_parameters
 from dlion.overlap import Overlap
 from dlion.pipeline import Steps
+from dlion.sharding import check_shards, trained
 
 if TYPE_CHECKING:
     from dlion.optim import Distributed
@@ -108,6 +109,7 @@ class Renewal:
             exchange = None
         for each in optimizer.param_groups:  # dtypes and what is frozen may have changed since construction
             check_parameters(each)
+        check_shards(trained(optimizer.param_groups), group)
         exchange = exchange or self._agreed(group)
         optimizer.rule.allocate(exchange.replica)
         self._key = layout_key(optimizer.param_groups, optimizer.state)

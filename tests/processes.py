@@ -12,6 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+PRELOADED = [
+    "dlion.optim",
+    "dlion.integrations.ddp",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+]
+
 
 def launch(
     folder: Path, size: int, work: Callable[..., Any], seconds: float = 60, stopped: Collection[int] = ()
@@ -22,7 +29,7 @@ def launch(
     in `stopped` stop themselves, and are killed when the others have ended.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dlion.optim", "dlion.integrations.ddp", "torch.distributed.checkpoint.state_dict"])
+    context.set_forkserver_preload(PRELOADED)
     processes = [context.Process(target=_run, args=(work, rank, size, folder), daemon=True) for rank in range(size)]
     for process in processes:
         process.start()

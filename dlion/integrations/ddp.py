@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dlion.channel import Channel, default_group
 from dlion.errors import AgreementError
 from dlion.layout import local, overwrite
+from dlion.sharding import check_shards
 from dlion.tallies import in_rank_order
 
 # not an attribute of the module: a copy of it would keep that, and lose the hook
@@ -26,15 +27,23 @@ def local_gradients(model: nn.Module, process_group: dist.ProcessGroup | None = 
     goes on handling buffers and unused parameters. Of any other module, rank 0's parameters and buffers are broadcast
     once. With one worker nothing happens. Call it before the first step, on all workers; calling it again is harmless.
 
+    Of a module sharded by FSDP2, the local shards are broadcast across replicas, once; its gradients are averaged over
+    the shards' ranks, which together are one worker, and stay local between replicas:
+
+        mesh = init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard"))
+        fully_shard(model, mesh=mesh["shard"])
+        dlion.local_gradients(model, mesh["replicate"].get_group())
+
     Args:
         model: modified in place.
-        process_group: of the workers; None is the default group.
+        process_group: of the workers that vote; None is the default group.
 
     Returns:
         The same model.
 
     Raises:
-        ValueError: the DDP module has another communication hook.
+        ValueError: the DDP module has another communication hook; or a module is sharded over ranks of the group, or
+            some of its parameters are not.
         AgreementError: the workers' models differ in names, shapes or dtypes.
         GroupNotReadyError: WORLD_SIZE is above 1 and there is no process group.
     """
@@ -42,6 +51,7 @@ def local_gradients(model: nn.Module, process_group: dist.ProcessGroup | None = 
         _keep_local(model)
         return model
     channel = _channel(process_group, "dlion.local_gradients(model)")
+    check_shards(_trained(model), channel.group if channel is not None else None)
     if channel is not None:
         tensors = _tensors(model)
         _check_same(channel, tensors)
@@ -96,6 +106,10 @@ def _keep_local(model: DistributedDataParallel) -> None:
 def _channel(group: dist.ProcessGroup | None, who: str) -> Channel | None:
     group = group if group is not None else default_group(who)
     return Channel(group) if group is not None and group.size() > 1 else None
+
+
+def _trained(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, param) for name, param in model.named_parameters() if param.requires_grad]
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:

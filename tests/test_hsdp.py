@@ -1,0 +1,191 @@
+"""FSDP2 over the inner mesh dimension, votes over the outer one: four processes, two replicas of two shards each."""
+
+import hashlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import launch, meet
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from dlion import Distributed, Simulation, local_gradients
+
+REPLICAS, SHARDS, STEPS = 2, 2, 6
+OPTIONS: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "bucket_bytes": 16}
+
+
+def a_model(seed: int) -> nn.Module:
+    """Rows of 37 and 11 elements: second shards begin inside a word. The last layer's second shard is empty."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(37, 11), nn.Tanh(), nn.Linear(11, 5), nn.Tanh(), nn.Linear(5, 1, bias=False))
+
+
+def sharded(mesh: DeviceMesh, seed: int) -> nn.Module:
+    model = a_model(seed)
+    for layer in (model[0], model[2], model[4]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def backward(model: nn.Module, rank: int, step: int) -> None:
+    """The gradient of this rank's own batch."""
+    torch.manual_seed(1000 * rank + step)
+    model.zero_grad()
+    model(torch.randn(3, 37)).square().sum().backward()
+
+
+def shards(model: nn.Module) -> list[Tensor]:
+    return [param.to_local().detach().clone() for param in model.parameters()]
+
+
+def gradient_shards(model: nn.Module) -> list[Tensor]:
+    return [param.grad.to_local().clone() for param in model.parameters()]
+
+
+def said(tensors: list[Tensor]) -> str:
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
+
+
+def mesh_of(folder: Path, rank: int, size: int) -> DeviceMesh:
+    meet(folder, "store", rank, size)
+    return init_device_mesh("cpu", (REPLICAS, SHARDS), mesh_dim_names=("replicate", "shard"))
+
+
+def trains(rank: int, size: int, folder: Path, **options: Any) -> dict[str, Any]:
+    """Six steps. Every rank's own gradients go into a file, for the simulator."""
+    mesh = mesh_of(folder, rank, size)
+    group = mesh["replicate"].get_group()
+    model = local_gradients(sharded(mesh["shard"], seed=rank // SHARDS), group)
+    optimizer = Distributed(model.named_parameters(), process_group=group, **{**OPTIONS, **options})
+    begun, gradients = shards(model), []
+    for step in range(STEPS):
+        backward(model, rank, step)
+        gradients.append(gradient_shards(model))
+        optimizer.step()
+    torch.save({"begun": begun, "gradients": gradients, "ended": shards(model)}, folder / f"{rank}.pt")
+    return {
+        "begun": said(begun),
+        "ended": said(shards(model)),
+        "gradients": said([tensor for step in gradients for tensor in step]),
+        "momentum": said([optimizer.state[param]["exp_avg"].to_local() for param in model.parameters()]),
+        "bits": optimizer.stats.bits_per_param_sent,
+        "exchanged": optimizer.stats.parameters_exchanged,
+    }
+
+
+@pytest.fixture(scope="module", params=["waits", "overlaps"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, launch(folder, REPLICAS * SHARDS, {"waits": trains, "overlaps": trains_overlapping}[request.param])
+
+
+def trains_overlapping(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    return trains(rank, size, folder, overlap=True)
+
+
+def test_replicas_start_and_end_equal_and_shards_differ(trained: tuple[Path, list[Any]]) -> None:
+    _, ranks = trained
+    for key in ("begun", "ended"):
+        assert ranks[0][key] == ranks[2][key] and ranks[1][key] == ranks[3][key] and ranks[0][key] != ranks[1][key]
+    for key in ("gradients", "momentum"):
+        assert len({rank[key] for rank in ranks}) == 4
+
+
+def test_it_votes_as_two_simulated_workers_do(trained: tuple[Path, list[Any]]) -> None:
+    """Of each shard: two workers that have its parameters and gradients, which are means over the two inner ranks."""
+    folder, _ = trained
+    for shard in range(SHARDS):
+        replicas = [torch.load(folder / f"{SHARDS * replica + shard}.pt") for replica in range(REPLICAS)]
+        params = nn.ParameterList([nn.Parameter(tensor.clone()) for tensor in replicas[0]["begun"]])
+        simulation = Simulation(params, workers=REPLICAS, **OPTIONS)
+        for step in range(STEPS):
+            for rank in range(REPLICAS):
+                with simulation.worker(rank):
+                    for param, gradient in zip(params, replicas[rank]["gradients"][step], strict=True):
+                        param.grad = gradient
+            simulation.step()
+        for param, ended, begun in zip(params, replicas[0]["ended"], replicas[0]["begun"], strict=True):
+            assert torch.equal(param, ended) and (not ended.numel() or not torch.equal(ended, begun))
+
+
+def test_a_rank_sends_a_bit_for_each_element_of_its_shards(trained: tuple[Path, list[Any]]) -> None:
+    folder, ranks = trained
+    for rank, told in enumerate(ranks):
+        elements = sum(tensor.numel() for tensor in torch.load(folder / f"{rank}.pt")["begun"])
+        assert told["exchanged"] == STEPS * elements
+    whole = sum(param.numel() for param in a_model(0).parameters())
+    assert sum(told["exchanged"] for told in ranks) == REPLICAS * STEPS * whole
+
+
+def is_refused(rank: int, size: int, folder: Path) -> list[str]:
+    """What is said of every wrong set-up."""
+    mesh = mesh_of(folder, rank, size)
+    inner, group = mesh["shard"], mesh["replicate"].get_group()
+    attempts = [
+        lambda: local_gradients(sharded(inner, 0)),  # the default group
+        lambda: local_gradients(sharded(mesh, 0), group),  # torch's own HSDP
+        lambda: local_gradients(sharded(inner, 0), inner.get_group()),
+        lambda: local_gradients(partly_sharded(inner), group),
+        lambda: first_step(Distributed(sharded(inner, 0).named_parameters())),
+        lambda: first_step(Distributed(sharded(mesh, 0).named_parameters(), process_group=group)),
+    ]
+    return [refusal(attempt) for attempt in attempts]
+
+
+def partly_sharded(mesh: DeviceMesh) -> nn.Module:
+    model = a_model(0)
+    fully_shard(model[0], mesh=mesh)
+    return model
+
+
+def first_step(optimizer: Distributed) -> None:
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            param.grad = torch.zeros_like(param)
+    optimizer.step()
+
+
+def refusal(attempt: Any) -> str:
+    try:
+        attempt()
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_what_cannot_work_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    for rank, told in enumerate(launch(tmp_path, REPLICAS * SHARDS, is_refused)):
+        inner = [[0, 1], [2, 3]][rank // 2]
+        among = f"0.weight is sharded over ranks {inner[0]}, {inner[1]}, and ranks {inner[0]}, {inner[1]} of them vote"
+        assert told[0].startswith(among) and told[2].startswith(among) and told[4].startswith(among)
+        assert 'fully_shard(module, mesh=mesh["shard"])' in told[0]
+        both = "0.weight is sharded over ranks 0, 1, 2, 3, and ranks"
+        assert told[1].startswith(both) and told[5].startswith(both)
+        assert told[3].startswith("2.weight is whole on every rank while 0.weight is sharded")
+
+
+def averages_by_hand(rank: int, size: int, folder: Path) -> list[str]:
+    """Warnings of a run whose gradients somebody averages across replicas before the vote."""
+    mesh = mesh_of(folder, rank, size)
+    group = mesh["replicate"].get_group()
+    model = local_gradients(sharded(mesh["shard"], 0), group)
+    optimizer = Distributed(model.named_parameters(), process_group=group, **OPTIONS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(4):
+            backward(model, rank, step)
+            for param in model.parameters():
+                dist.all_reduce(param.grad.to_local(), group=group)
+            optimizer.step()
+    return [str(warning.message) for warning in caught if "averaged" in str(warning.message)]
+
+
+def test_averaging_left_on_is_noticed(tmp_path: Path) -> None:
+    for told in launch(tmp_path, REPLICAS * SHARDS, averages_by_hand):
+        assert len(told) == 1
