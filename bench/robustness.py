@@ -9,6 +9,7 @@ evaluations, to what the honest run (same method, N and seed) has after half of 
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ import torch
 from documents import write_whole
 from torch import nn
 
-from dlion.agreement_rates import chance
+from dlion.agreement_rates import ties_out
+from dlion.codecs import Cast, SignBits, TernaryBits
+from dlion.pipeline import Wire
 from dlion.simulate import Fault, Simulation
 from dlion.simulate.faults import COLLUDING, INVERTED, RANDOM
 from dlion.train.config import Settled, learning_rate, settle
@@ -110,6 +113,22 @@ def run(cell: Cell, config: Settled, task: Task) -> dict[str, Any]:
         simulation.step()
     told = {"agreement": simulation.stats.agreement, "seconds": time.perf_counter() - began}
     return {**asdict(cell), "step": steps, "val_loss": losses, **told}
+
+
+def chance(wire: Wire, workers: int) -> float | None:
+    """How often the vote of one of `workers` coins is what they all decide; None where nothing is counted.
+
+    Its own vote is among those that decide, so this is more than half. Among workers that agree with each other a coin
+    is less often on the winning side: what is counted says how often.
+    """
+    if not isinstance(wire.up, SignBits | TernaryBits | Cast):
+        return None
+    if isinstance(wire.up, Cast):  # numbers with a normal distribution, and the sign of their sum
+        return 0.5 + math.asin(1 / math.sqrt(workers)) / math.pi
+    outcomes = [up for up in range(workers + 1) if not (ties_out(wire) and 2 * up == workers)]
+    cases = [math.comb(workers, up) for up in outcomes]
+    with_it = [case * max(up, workers - up) for case, up in zip(cases, outcomes, strict=True)]
+    return sum(with_it) / workers / sum(cases)
 
 
 def agreement(common: dict[str, Any], task: Task) -> str:

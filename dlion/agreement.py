@@ -12,6 +12,7 @@ from torch import Tensor
 from dlion.errors import AgreementError, ranks_text
 from dlion.header import NOBODY, VERSION, Status, majority_value
 from dlion.layout import local, named
+from dlion.quoting import shortened
 
 Report = dict[str, Any]
 SHOWN = 200  # letters of what another worker says
@@ -203,8 +204,7 @@ def _explain(
 
 def _shown(text: str) -> str:
     """What another worker said, fit for a message."""
-    plain = text if text.isprintable() else ascii(text)[1:-1]
-    return plain if len(plain) <= SHOWN else f"{plain[:SHOWN]}..."
+    return shortened(text, SHOWN)
 
 
 def _layout_difference(theirs: Report, common: Report) -> str:

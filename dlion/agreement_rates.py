@@ -91,7 +91,7 @@ class Sample:
         else:
             mask = bits.unpack(self._mask(first + start, width)).bool().to(ballots.device)
             votes, decided = _signs(self._wire, ballots[..., here], verdict[:, here])
-            found = _of_votes(votes[:, mask], decided[mask], _ties_out(self._wire))
+            found = _of_votes(votes[:, mask], decided[mask], ties_out(self._wire))
         c = self.counts
         for counted, new in zip((c.agreed, c.looked, c.coin_agreed, c.coin_looked), found.tolist(), strict=True):
             for rank, number in zip(self.voters, new, strict=True):
@@ -146,22 +146,6 @@ class AgreementRates:
 
     def _is_due(self, t: int) -> bool:
         return self._counts and (t + 1) % EVERY == 0
-
-
-def chance(wire: Wire, workers: int) -> float | None:
-    """How often the vote of one of `workers` coins is what they all decide; None where nothing is counted.
-
-    Its own vote is among those that decide, so this is more than half. Among workers that agree with each other a coin
-    is less often on the winning side: what is counted says how often.
-    """
-    if not isinstance(wire.up, SignBits | TernaryBits | Cast):
-        return None
-    if isinstance(wire.up, Cast):  # numbers with a normal distribution, and the sign of their sum
-        return 0.5 + math.asin(1 / math.sqrt(workers)) / math.pi
-    outcomes = [up for up in range(workers + 1) if not (_ties_out(wire) and 2 * up == workers)]
-    cases = [math.comb(workers, up) for up in outcomes]
-    with_it = [case * max(up, workers - up) for case, up in zip(cases, outcomes, strict=True)]
-    return sum(with_it) / workers / sum(cases)
 
 
 def below_chance(stats: Stats) -> list[int]:
@@ -226,7 +210,7 @@ def _of_planes(planes: Tensor) -> Tensor:
     return signs * said[0] if len(said) == 2 else signs
 
 
-def _ties_out(wire: Wire) -> bool:
+def ties_out(wire: Wire) -> bool:
     """Whether nothing is decided where as many are for as against."""
     exact = isinstance(wire.count, TernaryMajority) and wire.count.ties == "zero"
     return exact or isinstance(wire.count, Votes | TernaryVotes)

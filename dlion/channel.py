@@ -51,7 +51,7 @@ def default_group(who: str) -> dist.ProcessGroup | None:
 class Channel:
     """One process group, with the few calls that dlion makes. `group=None` is the default group.
 
-    Every method but `during` is a collective: all workers call it in the same order.
+    Every method but `during` and `wait_at_most` is a collective: all workers call it in the same order.
 
     Args:
         group: of the workers.
@@ -86,6 +86,10 @@ class Channel:
                 "the process group was destroyed: call torch.distributed.init_process_group() and step() again"
             )
         return group
+
+    def wait_at_most(self, limit: timedelta) -> None:
+        """From now on calls wait so long for the others."""
+        self.group.set_timeout(limit)
 
     def during(self, phase: str) -> AbstractContextManager[None]:
         """Inside, calls are for this phase, and an error names it."""

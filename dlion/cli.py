@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import dlion
+from dlion.quoting import one_line
 
 NEEDS_EXTRA = 'dlion: the command needs more than the library does: in a clone of dlion, pip install ".[train]"'
 
@@ -276,6 +277,4 @@ def _complain(error: object) -> int:
 
 def sentence(error: object) -> str:
     """What an error says, on one line, without the end of a value that is longer than a screen."""
-    text = " ".join(str(error).split())
-    text = text if text.isprintable() else ascii(text)[1:-1]
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return one_line(str(error), LONGEST)

@@ -1,12 +1,24 @@
 """Every error that dlion raises on purpose. Each says what was given, what is allowed and what to do."""
 
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dlion.quoting import visible
+
+OF_RUST = re.compile(r"\(os error (\d{1,4})\)")
+
 
 class DlionError(RuntimeError):
-    """Base class of the errors that a running exchange can meet."""
+    """Base class of the errors that a running exchange can meet.
+
+    They quote what others said (other workers, torch, the system): nothing of it reaches a terminal but what prints.
+    """
+
+    def __init__(self, *said: object) -> None:
+        super().__init__(*(visible(each) if isinstance(each, str) else each for each in said))
 
 
 class GroupNotReadyError(DlionError):
@@ -38,9 +50,14 @@ class CheckpointError(DlionError, ValueError):
 
 
 def of_the_system(error: BaseException) -> OSError | None:
-    """What the system said behind an error, None where it said nothing: torch hides it behind one of its own."""
+    """What the system said behind an error, None where it said nothing.
+
+    Torch hides it behind an error of its own; libraries in Rust (safetensors) write its number into theirs.
+    """
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, OSError):
+        if number := OF_RUST.search(str(inner)):
+            return OSError(int(number[1]), os.strerror(int(number[1])))
         inner = inner.__cause__ or inner.__context__
     return inner
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dlion.layout import FLOATS, named
 from dlion.methods import METHODS
-from dlion.settings import check_values
+from dlion.quoting import shown
+from dlion.settings import LARGEST, MOST_BUCKET_BYTES, check_values, whole
 from dlion.tallies import TIES
 from dlion.topology import TOPOLOGIES
 
@@ -66,7 +67,7 @@ class Options:
         _check_topology(method, topology)
         if "zeros" not in METHODS[method].options and zeros != "balanced":
             raise ValueError(
-                f"zeros={zeros!r} has no meaning with method={method!r}, whose ballots are no votes: leave it out"
+                f"zeros={shown(zeros)} has no meaning with method={method!r}, whose ballots are no votes: leave it out"
             )
         _check_overlap(method, overlap)
         bucket_bytes = _checked_bucket(method, bucket_bytes, overlap)
@@ -94,7 +95,7 @@ class Options:
 def one_of(name: str, given: Any, allowed: tuple[str, ...]) -> str:
     """The given value, or a ValueError that lists the allowed ones."""
     if given not in allowed:
-        raise ValueError(f"{name}={given!r} is not known: choose one of {', '.join(allowed)}")
+        raise ValueError(f"{name}={shown(given)} is not known: choose one of {', '.join(allowed)}")
     return str(given)
 
 
@@ -105,15 +106,15 @@ def check_group(group: dict[str, Any]) -> None:
         raise ValueError(f"lr is a tensor of {lr.numel()} elements: give a number or a tensor of one element")
     for name in ("lr", "weight_decay"):
         if not (_is_number(group[name]) and 0 <= float(group[name]) < math.inf):
-            raise ValueError(f"{name}={group[name]!r} must be a finite number, 0 or greater")
+            raise ValueError(f"{name}={shown(group[name])} must be a finite number, 0 or greater")
     if "betas" in group:
         betas = group["betas"]
         pair = betas if isinstance(betas, (tuple, list)) else ()
         if len(pair) != 2 or not all(_is_number(beta) and 0 <= float(beta) < 1 for beta in pair):
-            raise ValueError(f"betas={betas!r} must be two numbers, each at least 0 and below 1")
+            raise ValueError(f"betas={shown(betas)} must be two numbers, each at least 0 and below 1")
     check_values(group)
     if not isinstance(group["maximize"], bool):
-        raise ValueError(f"maximize={group['maximize']!r} must be True or False")
+        raise ValueError(f"maximize={shown(group['maximize'])} must be True or False")
     check_parameters(group)
 
 
@@ -140,7 +141,7 @@ def _check_topology(method: str, topology: str) -> None:
 
 def _check_overlap(method: str, overlap: Any) -> None:
     if not isinstance(overlap, bool):
-        raise ValueError(f"overlap={overlap!r} must be True or False")
+        raise ValueError(f"overlap={shown(overlap)} must be True or False")
     if overlap and "overlap" not in METHODS[method].options:
         raise ValueError(
             f"overlap=True has no meaning with method={method!r}, which needs all gradients before its first ballot "
@@ -152,14 +153,16 @@ def _checked_bucket(method: str, given: Any, overlap: bool) -> int:
     if "bucket_bytes" not in METHODS[method].options:
         if given is not None:
             raise ValueError(
-                f"bucket_bytes={given!r} has no meaning with method={method!r}, which has one ballot for the whole "
-                "model: leave it out"
+                f"bucket_bytes={shown(given)} has no meaning with method={method!r}, which has one ballot for the "
+                "whole model: leave it out"
             )
         return WHOLE_MODEL
     if given is None:
         return OVERLAP_BYTES if overlap and "zeros" in METHODS[method].options else BUCKET_BYTES
-    if not isinstance(given, int) or given < 8 or given % 8:
-        raise ValueError(f"bucket_bytes={given!r} must be a positive multiple of 8 (one word)")
+    if not isinstance(given, int) or not 8 <= given <= MOST_BUCKET_BYTES or given % 8:
+        raise ValueError(
+            f"bucket_bytes={shown(given)} must be a positive multiple of 8 (one word), at most {MOST_BUCKET_BYTES:,}"
+        )
     return given
 
 
@@ -167,7 +170,7 @@ def _checked_ties(method: str, ties: str | None, zeros: str) -> str:
     if "ties" not in METHODS[method].options:
         if ties is not None:
             raise ValueError(
-                f"ties={ties!r} has no meaning with method={method!r}, which has no majority: leave it out"
+                f"ties={shown(ties)} has no meaning with method={method!r}, which has no majority: leave it out"
             )
         return "rotate"
     one_of("ties", ties or "rotate", TIES)
@@ -191,7 +194,8 @@ def _checked_rounding(method: str, rounding: str | None) -> str:
     if "rounding" not in METHODS[method].options:
         if rounding is not None:
             raise ValueError(
-                f"rounding={rounding!r} has no meaning with method={method!r}, which rounds to nearest: leave it out"
+                f"rounding={shown(rounding)} has no meaning with method={method!r}, which rounds to nearest: "
+                "leave it out"
             )
         return "nearest"
     return one_of("rounding", rounding or "stochastic", ROUNDINGS)
@@ -202,12 +206,13 @@ def _check_momentum_dtype(method: str, dtype: Any) -> None:
         return
     if "momentum_dtype" not in METHODS[method].options:
         raise ValueError(
-            f"momentum_dtype={dtype!r} has no meaning with method={method!r}: torch's optimizer makes its own state: "
-            "leave it out"
+            f"momentum_dtype={shown(dtype)} has no meaning with method={method!r}: torch's optimizer makes its own "
+            "state: leave it out"
         )
     if dtype != torch.bfloat16:
         raise ValueError(
-            f"momentum_dtype={dtype!r} must be torch.bfloat16, or None for float32 (float64 for float64 parameters)"
+            f"momentum_dtype={shown(dtype)} must be torch.bfloat16, or None for float32 (float64 for float64 "
+            "parameters)"
         )
 
 
@@ -217,8 +222,8 @@ def checked_timeout(timeout: float | timedelta | None) -> timedelta | None:
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if not _is_number(seconds) or not 0.001 <= seconds <= LONGEST_TIMEOUT:
         raise ValueError(
-            f"timeout={timeout!r} must be a positive number of seconds (0.001 to {LONGEST_TIMEOUT:.0e}), a timedelta "
-            "or None"
+            f"timeout={shown(timeout)} must be a positive number of seconds (0.001 to {LONGEST_TIMEOUT:.0e}), a "
+            "timedelta or None"
         )
     return timedelta(seconds=float(seconds))
 
@@ -226,9 +231,11 @@ def checked_timeout(timeout: float | timedelta | None) -> timedelta | None:
 def _checked_verification(every: Any) -> int:
     if every is None:
         return 0
-    if not isinstance(every, int) or isinstance(every, bool) or every < 0:
-        raise ValueError(f"verify_every={every!r} must be a number of steps, or 0 or None for never")
-    return every
+    if not whole(every, 0):
+        raise ValueError(
+            f"verify_every={shown(every)} must be a number of steps, at most {LARGEST:,}, or 0 or None for never"
+        )
+    return int(every)
 
 
 def _is_number(value: Any) -> bool:

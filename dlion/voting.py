@@ -29,7 +29,7 @@ _made: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[float | None, in
 _made = weakref.WeakKeyDictionary()
 _owned: "weakref.WeakKeyDictionary[object, weakref.WeakKeyDictionary[dist.ProcessGroup, Voting]]"
 _owned = weakref.WeakKeyDictionary()
-_saving: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float | None, Channel]]" = weakref.WeakKeyDictionary()
+_saving: "weakref.WeakKeyDictionary[dist.ProcessGroup, Channel]" = weakref.WeakKeyDictionary()
 _makers: "weakref.WeakKeyDictionary[dist.ProcessGroup, MakeGroup]" = weakref.WeakKeyDictionary()
 
 
@@ -58,25 +58,24 @@ def voting_groups(parent: dist.ProcessGroup, timeout: timedelta | None, owner: o
     return owned[parent]
 
 
-def checkpoint_channel(parent: dist.ProcessGroup, timeout: timedelta | None) -> Channel:
+def checkpoint_channel(parent: dist.ProcessGroup, timeout: timedelta) -> Channel:
     """A third group, for checkpoints alone: they are written while ballots and verdicts travel. Made at first use.
 
-    It is always Gloo's: what it carries lies on the CPU.
+    It is always Gloo's: what it carries lies on the CPU. There is one whatever the timeouts are that workers gave: who
+    gave one that is no good must reach the others.
 
     Args:
-        timeout: as in `voting_groups`.
+        timeout: seconds to wait for the others where it is made; `wait_at_most` says how long calls wait.
 
     Raises:
         ExchangeError: names the ranks that have not come within `timeout`.
     """
-    key = timeout.total_seconds() if timeout else None
-    made = _saving.setdefault(parent, {})
-    if key not in made:
-        wait_for_all(parent, f"dlion/checkpoint/{key}", timeout)
+    if parent not in _saving:
+        wait_for_all(parent, "dlion/checkpoint", timeout)
         make = _makers.get(parent) or _by_torch(parent, timeout, "gloo")
         # calls of a thread beside training: where that stands is none of its business
-        made[key] = Channel(make(f"dlion checkpoint {key}"), "checkpoint", RollCall(parent, "checkpoint"))
-    return made[key]
+        _saving[parent] = Channel(make("dlion checkpoint"), "checkpoint", RollCall(parent, "checkpoint"))
+    return _saving[parent]
 
 
 def _pair(parent: dist.ProcessGroup, timeout: timedelta | None, number: int) -> Voting:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from robustness import chance
 from torch import Tensor, nn
 from world import succeed, world
 
 from dlion import Distributed, agreement_rates
-from dlion.agreement_rates import EVERY, Sample, below_chance, chance
+from dlion.agreement_rates import EVERY, Sample, below_chance
 from dlion.layout import Layout
 from dlion.methods import METHODS, Choices
 from dlion.ops import bits, reference

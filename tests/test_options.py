@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlion import Distributed, DistributedLion
+from dlion import Distributed, DistributedLion, Simulation
 from dlion.settings import SETTINGS
 
 
@@ -54,6 +54,12 @@ def parameter(value: float) -> nn.Parameter:
         ({"verify_every": -1}, ("verify_every=-1", "0 or None for never")),
         ({"verify_every": 1.5}, ("verify_every=1.5", "number of steps")),
         ({"verify_every": True}, ("verify_every=True", "number of steps")),
+        ({"verify_every": 2**70}, ("verify_every=1180591620717411303424", "at most 1,000,000,000")),
+        ({"verify_every": 10**5000}, ("verify_every=a number of 16610 bits", "at most 1,000,000,000")),
+        ({"bucket_bytes": 2**70}, ("bucket_bytes=1180591620717411303424", "at most 1,099,511,627,776")),
+        ({"timeout": 10**5000}, ("timeout=a number of 16610 bits", "seconds")),
+        ({"lr": 10**5000}, ("lr=a number of 16610 bits", "0 or greater")),
+        ({"betas": (10**5000, 0.9)}, ("betas=a tuple", "below 1")),
         ({"on_mismatch": "ignore"}, ("on_mismatch='ignore'", "raise, repair")),
         ({"timeout": -1.5}, ("timeout=-1.5", "positive")),
         ({"timeout": math.nan}, ("timeout=nan", "positive")),
@@ -120,6 +126,20 @@ def test_a_baselines_settings(method: str, settings: dict[str, Any], wrong: dict
     assert {name: value for name, value in group.items() if name in SETTINGS} == settings
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Distributed([parameter(1.0)], method, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "most"), [("dgc", "warmup", 10**9), ("powersgd", "rank", 10**9), ("powersgd", "seed", 2**63 - 1)]
+)
+def test_what_is_counted_has_an_end(method: str, name: str, most: int) -> None:
+    for wrong in (most + 1, 2**70, 10**5000):
+        with pytest.raises(ValueError, match=rf"{name}=\S.* must be a whole number.*, \d to "):
+            Distributed([parameter(1.0)], method, **{name: wrong})
+    Distributed([parameter(1.0)], method, **{name: most})
+    optimizer = Distributed([parameter(1.0)], bucket_bytes=2**40, verify_every=10**9)
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"workers=.* must be a number of workers, at least 1 and at most"):
+        Simulation(nn.Linear(1, 1), workers=2**70)
 
 
 def test_settings_are_those_of_the_method_and_live_in_its_groups() -> None:

@@ -10,7 +10,8 @@ worker has for itself) are stacked, one row for each worker; parameters are ther
 Checksums find damage, not malice: the index is a pickle, so a checkpoint of unknown origin must not be loaded.
 """
 
-from dlion.checkpoint.checkpoint import is_complete, latest, load, save, verify
+from dlion.checkpoint.checkpoint import load, save
+from dlion.checkpoint.finding import is_complete, latest, verify
 from dlion.checkpoint.saving import Saving
 
 __all__ = ["Saving", "is_complete", "latest", "load", "save", "verify"]

@@ -4,30 +4,32 @@ import json
 import warnings
 import weakref
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from dlion.channel import Channel
+from dlion.checkpoint.arguments import Order, checked_path, checked_workers
 from dlion.checkpoint.crew import Crew, crew_of
 from dlion.checkpoint.draft import Draft
-from dlion.checkpoint.holdings import Holdings, check, holdings_of, in_bytes, restore
-from dlion.checkpoint.manifest import NAME, Manifest, damaged, read_manifest
+from dlion.checkpoint.finding import Folder
+from dlion.checkpoint.fit import check_between_steps, check_fit
+from dlion.checkpoint.holdings import Holdings, holdings_of, in_bytes, restore
+from dlion.checkpoint.manifest import Manifest, damaged, read_manifest
 from dlion.checkpoint.newcomers import mean_of_workers
 from dlion.checkpoint.saving import Saving
 from dlion.checkpoint.stacked import Part, Stacked
 from dlion.errors import CheckpointError, ranks_text
 from dlion.optim import Distributed
-from dlion.options import checked_timeout
+from dlion.quoting import one_line
 
-Folder = str | Path
+SHOWN = 500  # letters of what torch says of files that it cannot read
 
 
 class _Alone:
@@ -55,38 +57,44 @@ def save(
     It gets its name when it is complete and on the disk: a kill at any moment, or a full disk, leaves those of before.
 
     Args:
-        path: a new folder for this checkpoint. It must not exist.
+        path: a new folder for this checkpoint, with the same name on all workers. It must not exist.
         model: whose parameters `optimizer` trains; buffers are saved for each worker.
         optimizer: a `Distributed`, `DistributedLion` or `Simulation`, whose workers are all saved here.
         extra: each worker's own, given back by `load`: numbers, text, tensors, lists and dictionaries of them. State of
             schedulers and random number generators belongs here.
         notes: worker 0's, in JSON: they stand in the manifest, and are read without unpickling.
-        files: worker 0's other files to keep inside, by the names they get there. They must not change later.
+        files: worker 0's other files to keep inside, by the names they get there: linked (what a symbolic link points
+            to), or copied where that cannot be. They must not change later.
         asynchronous: return as soon as everything is copied; `wait()` of what is returned says how it ended. One is
             written at a time: the next waits for it.
-        process_group: the workers; None takes the optimizer's.
+        process_group: the workers; None takes the optimizer's (of `Elastic` those of its round).
         timeout: seconds to wait for other workers; None takes the optimizer's.
 
     Raises:
-        CheckpointError: on all workers, if it could not be written on any (asynchronous: from `wait()`).
+        CheckpointError: on all workers, if it could not be written on any, or an argument of one is no good
+            (asynchronous: from `wait()`; on the worker with that argument at once).
         ExchangeError: a worker was lost.
     """
     started = perf_counter()
-    crew = crew_of(optimizer, process_group, checked_timeout(timeout))
-    _await_last(crew)
-    # absolute: who saves beside training may change the folder that it works in
-    draft, parts, others, failed = Draft(Path(path).absolute()), list[Part](), dict[str, Path](), None
-    about = Manifest(optimizer.method, crew.size, int(optimizer.param_groups[0]["t"]), {}, {})
+    wrong: Exception | None = None
     try:
-        about = replace(about, notes=dict(notes or {}))
-        others = {name: Path(source) for name, source in (files or {}).items()}
+        order = Order.checked(path, model, optimizer, notes, files, asynchronous, process_group, timeout)
+    except ValueError as error:
+        order, wrong = Order(Path(), {}, {}, None), error
+    crew = crew_of(optimizer, process_group, order.patience, loading=False)
+    _begin(crew)
+    if wrong is not None:
+        _refuse(crew, "save", wrong)
+    draft, parts, failed = Draft(order.path), list[Part](), None
+    about = Manifest(optimizer.method, crew.size, int(optimizer.param_groups[0]["t"]), order.notes, {})
+    try:
+        check_between_steps(optimizer, "saved")
         parts = [_part(model, optimizer, rank, crew.size, extra, asynchronous) for rank in crew.here]
-        json.dumps(about.notes)
         if crew.leads:
-            draft.open(others)
+            draft.open(order.files)
     except Exception as error:
         failed = error  # the others are told of it
-    saving = Saving(draft.path, partial(_write, crew, draft, parts, about, list(others), failed))
+    saving = Saving(order.path, partial(_write, crew, draft, parts, about, list(order.files), failed))
     _last[crew.channel or _ALONE] = saving
     if not asynchronous:
         saving.wait()
@@ -106,7 +114,10 @@ def load(
 
     As many workers as were saved go on to the bit. Any other number (one without a process group, too) starts from
     `dlion.checkpoint.newcomers.mean_of_workers`: every worker has the mean of the saved momenta, residuals and
-    buffers, and worker 0's counters and `extra`. Hyper-parameters and t are the saved ones. All workers call it.
+    buffers, and worker 0's counters and `extra`. Hyper-parameters and t are the saved ones. All workers call it; those
+    of `Elastic` each by itself.
+
+    Nothing is converted but momenta, to the optimizer's own `momentum_dtype`.
 
     Never load a checkpoint of unknown origin: its index is a pickle.
 
@@ -119,11 +130,26 @@ def load(
         What this worker gave as `extra` (of a simulation: worker 0's).
 
     Raises:
-        CheckpointError: on all workers: it is not there, not complete, damaged, or of another model or method. Nothing
-            has changed then. ExchangeError: a worker was lost.
+        CheckpointError: on all workers: it is not there, not complete, damaged, of another model or method, or an
+            argument of one is no good. Nothing has changed then. ExchangeError: a worker was lost.
     """
-    folder = Path(path)
-    crew = crew_of(optimizer, process_group, checked_timeout(timeout))
+    wrong: Exception | None = None
+    folder, patience = Path(), None
+    try:
+        folder = checked_path("path", path)
+        patience = checked_workers(model, optimizer, process_group, timeout)
+    except ValueError as error:
+        wrong = error
+    crew = crew_of(optimizer, process_group, patience, loading=True)
+    _begin(crew)
+    if wrong is not None:
+        _refuse(crew, "load", wrong)
+    found = _take_up(folder, crew, model, optimizer)
+    return found[crew.here[0]].said["extra"]
+
+
+def _take_up(folder: Path, crew: Crew, model: nn.Module, optimizer: Distributed) -> dict[int, Holdings]:
+    """Verify a checkpoint, compare it with model and optimizer, and put them where they were: what each one had."""
     found: dict[int, Holdings] = {}
 
     def verified() -> list[Any]:
@@ -141,68 +167,42 @@ def load(
             )
         found.update(_holdings(folder, manifest, crew))
         for each in found.values():
-            check(model, optimizer, each)
+            check_fit(model, optimizer, each)
+        check_between_steps(optimizer, "loaded")
 
-    told = crew.told(verified)
+    def restored() -> None:
+        for rank, each in found.items():
+            restore(model, optimizer, rank, each)
+
+    told = crew.told("load", verified)
     strange = [rank for rank, said in enumerate(told) if said != told[0]]
     if strange:
         raise CheckpointError(f"{folder} is another checkpoint on {ranks_text(strange)} than on rank 0: give the same")
-    crew.told(read)
-    for rank, each in found.items():
-        restore(model, optimizer, rank, each)
-    return found[crew.here[0]].said["extra"]
+    crew.told("load", read)
+    crew.told("load", restored)
+    return found
 
 
-def verify(path: Folder) -> Manifest:
-    """Compare all files of a checkpoint with its manifest, which is returned. Nothing is unpickled.
-
-    Raises:
-        CheckpointError: it is not there, not complete or damaged.
-    """
-    manifest = read_manifest(Path(path))
-    manifest.check(Path(path), manifest.files)
-    return manifest
-
-
-def is_complete(path: Folder) -> bool:
-    """Whether there is a checkpoint, with all files as they were written."""
-    try:
-        verify(path)
-    except CheckpointError:
-        return False
-    return True
-
-
-def latest(folder: Folder) -> Path | None:
-    """The newest complete checkpoint among those in `folder`, None where there is none; warns of damaged ones.
-
-    The newest is the one of most steps, and among equals the one written last.
-    """
-    found = []
-    for path in Path(folder).glob(f"*/{NAME}"):
-        if not path.parent.name.startswith("."):
-            try:
-                manifest = read_manifest(path.parent)
-                found.append((manifest.t, manifest.written, path.parent))
-            except CheckpointError as error:
-                warnings.warn(str(error), stacklevel=2)
-    for _, _, path in sorted(found, reverse=True):
-        try:
-            verify(path)
-            return path
-        except CheckpointError as error:
-            warnings.warn(str(error), stacklevel=2)
-    return None
-
-
-def _await_last(crew: Crew) -> None:
+def _begin(crew: Crew) -> None:
+    """Wait for the checkpoint that is being written: calls of two would mix."""
     last = _last.get(crew.channel or _ALONE)
-    if last is None:
-        return
-    last.ended()
-    if last.error is not None and not last.asked:
-        last.asked = True
-        warnings.warn(f"the last checkpoint failed, and nobody waited for it: {last.error}", stacklevel=3)
+    if last is not None:
+        last.ended()
+        if last.error is not None and not last.asked:
+            last.asked = True
+            warnings.warn(f"the last checkpoint failed, and nobody waited for it: {last.error}", stacklevel=3)
+    if crew.channel is not None and crew.patience is not None:
+        crew.channel.wait_at_most(crew.patience)
+
+
+def _refuse(crew: Crew, call: str, wrong: Exception) -> NoReturn:
+    """Raise what is wrong with an argument of this worker, on all workers."""
+
+    def refuse() -> None:
+        raise wrong
+
+    crew.told(call, refuse)
+    raise wrong
 
 
 def _part(model: nn.Module, optimizer: Distributed, rank: int, workers: int, extra: Any, copied: bool) -> Part:
@@ -223,21 +223,30 @@ def _write(
     def ready() -> list[Any]:
         if failed is not None:
             raise failed
-        return parts[0].form
+        return [draft.path.name, draft.name, [["t", about.t], ["method", about.method], *parts[0].form]]
 
     try:
-        _compare(crew.told(ready))
-        written = crew.told(lambda: draft.write(parts))
-        crew.told(lambda: draft.publish(parts[0], about, written, others) if crew.leads else None)
+        told = crew.told("save", ready)
+        _compare(told)
+        draft.follow(told[0][1])
+        written = crew.told("save", lambda: draft.write(parts))
+        crew.told("save", lambda: draft.publish(parts[0], about, written, others) if crew.leads else None)
     except CheckpointError as error:
-        if crew.leads and draft.folder.exists():
+        if crew.leads:
             draft.remove()
         raise CheckpointError(
             f"the checkpoint {draft.path} was not written: {error} (those of before are as they were)"
         ) from error.__cause__
+    finally:
+        draft.release()
 
 
-def _compare(forms: list[Any]) -> None:
+def _compare(told: list[Any]) -> None:
+    """Of each worker the name of the checkpoint, that of its draft, and the form of what it writes."""
+    for rank, (name, _, _) in enumerate(told):
+        if name != told[0][0]:
+            raise CheckpointError(f"rank {rank} saves {name!r} and rank 0 {told[0][0]!r}: give all workers one path")
+    forms = [form for _, _, form in told]
     strange = [rank for rank, form in enumerate(forms) if form != forms[0]]
     if strange:
         mine, theirs = ({json.dumps(row) for row in forms[rank]} for rank in (0, strange[0]))
@@ -259,4 +268,4 @@ def _holdings(folder: Path, manifest: Manifest, crew: Crew) -> dict[int, Holding
         mean = mean_of_workers(stacked.rows(own, rank) for rank in range(manifest.workers))
         return {rank: Holdings(common, mean, stacked.said(0)) for rank in crew.here}
     except Exception as error:
-        raise damaged(folder, f"{type(error).__name__}: {error}") from error
+        raise damaged(folder, f"{type(error).__name__}: {one_line(str(error), SHOWN)}") from error

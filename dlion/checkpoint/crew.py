@@ -8,28 +8,41 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dlion.channel import Channel
+from dlion.channel import Channel, default_group, timeout_of
+from dlion.elastic.elastic import Elastic
 from dlion.errors import CheckpointError, ExchangeError, of_the_system
 from dlion.optim import Distributed
+from dlion.quoting import one_line
 from dlion.simulate import Simulation
 from dlion.voting import checkpoint_channel
+
+WHO = "dlion.checkpoint"
+SHOWN = 1000  # letters of what went wrong on a worker
 
 
 @dataclass(frozen=True)
 class Crew:
-    """All workers, some of whom are here: one of many, one alone, or all of a simulation."""
+    """All workers, some of whom are here: one of many, one alone, or all of a simulation.
+
+    Attributes:
+        patience: how long each call through `channel` waits for the others.
+    """
 
     size: int
     here: Sequence[int]
     channel: Channel | None
+    patience: timedelta | None = None
 
     @property
     def leads(self) -> bool:
         """Whether worker 0 is here, who does what is done once."""
         return 0 in self.here
 
-    def told(self, act: Callable[[], Any]) -> list[Any]:
+    def told(self, call: str, act: Callable[[], Any]) -> list[Any]:
         """What `act` returned (JSON) in every process, in rank order. All processes must call it.
+
+        Args:
+            call: of the caller: what all processes must be in.
 
         Raises:
             CheckpointError: in every process, what went wrong in the first one in which something did.
@@ -37,39 +50,71 @@ class Crew:
         cause: Exception | None = None
         answer: dict[str, Any]
         try:
-            answer = {"value": act()}
+            answer = {"call": call, "value": act()}
         except ExchangeError:
             raise
         except Exception as error:
             cause = error
-            answer = {"failed": reason_of(error)}
+            answer = {"call": call, "failed": reason_of(error)}
         answers = self.channel.gather_json(answer) if self.channel is not None else [json.loads(json.dumps(answer))]
+        for rank, said in enumerate(answers):
+            if said["call"] != answers[0]["call"]:
+                raise CheckpointError(
+                    f"rank {rank} is in {one_line(str(said['call']), SHOWN)}() and rank 0 in "
+                    f"{one_line(str(answers[0]['call']), SHOWN)}(): all workers call the same, in the same order"
+                )
         for rank, said in enumerate(answers):
             if "failed" in said:
                 who = f"rank {rank}: " if self.size > 1 and self.channel is not None else ""
-                raise CheckpointError(f"{who}{said['failed']}") from cause
+                raise CheckpointError(f"{who}{one_line(str(said['failed']), SHOWN)}") from cause
         return [said["value"] for said in answers]
 
 
-def crew_of(optimizer: Distributed, group: dist.ProcessGroup | Crew | None, timeout: timedelta | None) -> Crew:
+ALONE = Crew(1, (0,), None)
+
+
+def crew_of(optimizer: Any, group: Any, timeout: timedelta | None, *, loading: bool) -> Crew:
     """The workers of an optimizer; where they are several processes, all must call it.
+
+    Where an argument is no good it finds the other workers all the same, if there is a way: they must hear of it.
 
     Args:
         group: instead of the optimizer's own; or who is here and how many there are, without asking others.
         timeout: of waiting for the others; None: the optimizer's own.
+        loading: an elastic worker loads by itself: the others may be training already, or not be there yet.
 
     Raises:
         ExchangeError: a worker did not come. GroupNotReadyError: WORLD_SIZE is above 1 and there is no group.
+        CheckpointError: an elastic optimizer is in no round.
     """
     if isinstance(group, Crew):
         return group
     if isinstance(optimizer, Simulation):
         return Crew(optimizer.workers, range(optimizer.workers), None)
-    group = group or optimizer.membership.group("dlion.checkpoint", 1)
-    if group is None or group.size() == 1:
-        return Crew(1, (0,), None)
-    channel = checkpoint_channel(group, timeout or optimizer.options.timeout)
-    return Crew(channel.size, (channel.rank,), channel)
+    if isinstance(optimizer, Elastic) and loading and group is None:
+        return Crew(optimizer.terms.workers, (optimizer.terms.worker,), None)
+    parent = _group_of(optimizer, group)
+    if parent is None or parent.size() == 1:
+        return ALONE
+    own = optimizer.options.timeout if isinstance(optimizer, Distributed) else None
+    patience = timeout or own or timeout_of(parent)
+    channel = checkpoint_channel(parent, patience)
+    return Crew(channel.size, (channel.rank,), channel, patience)
+
+
+def _group_of(optimizer: Any, given: Any) -> dist.ProcessGroup | None:
+    """The process group of the workers, None for one alone."""
+    if isinstance(given, dist.ProcessGroup):
+        return given
+    if isinstance(given, int):  # what torch gives those who are not in a group: nobody there waits for them
+        return None
+    if isinstance(optimizer, Elastic):
+        if not optimizer.workers_here or not optimizer.rounds.round:
+            raise CheckpointError("an elastic optimizer finds its workers in step(): save after one")
+        return optimizer.rounds.group
+    if isinstance(optimizer, Distributed) and not optimizer.membership.lost:
+        return optimizer.membership.group(WHO, 1)
+    return default_group(WHO)
 
 
 def reason_of(error: BaseException) -> str:
@@ -77,5 +122,5 @@ def reason_of(error: BaseException) -> str:
     system = of_the_system(error)
     if system is not None and not isinstance(error, CheckpointError):
         return f"{system.strerror or system}{f': {system.filename}' if system.filename else ''}"
-    said = " ".join(str(error).split())[:500].rstrip(".")
+    said = one_line(str(error), SHOWN).rstrip(".")
     return said if isinstance(error, (CheckpointError, ValueError)) else f"{type(error).__name__}: {said}"

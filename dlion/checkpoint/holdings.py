@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dlion.errors import CheckpointError
 from dlion.layout import overwrite
 from dlion.optim import Distributed
+from dlion.quoting import one_line
 from dlion.replica import Replica
 from dlion.simulate import Simulation
 
@@ -44,10 +44,10 @@ def holdings_of(model: nn.Module, optimizer: Distributed, rank: int, extra: Any)
     Raises:
         ValueError: a parameter of the optimizer is not the model's, or is a DTensor.
     """
-    names = _names(model, optimizer)
+    names = names_of(model, optimizer)
     state = _state_of(optimizer, rank)
     shared = {id(tensor) for tensor in optimizer.rule.shared_state(Replica(optimizer.param_groups, state))}
-    common = {f"parameter/{name}": param.detach() for name, param in _parameters(model)}
+    common = {f"parameter/{name}": param.detach() for name, param in parameters_of(model)}
     own = {f"buffer/{name}": buffer for name, buffer in _buffers_of(model, optimizer, rank)}
     plain: dict[str, dict[str, Any]] = {}  # state that is no tensor
     for param, kept in state.items():
@@ -80,72 +80,37 @@ def in_bytes(said: dict[str, Any]) -> bytes:
     except Exception as error:
         raise ValueError(
             "extra= (or a hyper-parameter) holds what cannot be loaded without running its code "
-            f"({' '.join(str(error).split())[:150]}): give numbers, text, tensors and lists or dictionaries of them"
+            f"({one_line(str(error), 150)}): give numbers, text, tensors and lists or dictionaries of them"
         ) from None
     return file.getvalue()
 
 
-def check(model: nn.Module, optimizer: Distributed, found: Holdings) -> None:
-    """Find out, before anything changes, whether this is the model and the optimizer that were saved.
-
-    Raises:
-        CheckpointError: says what differs first.
-    """
-    here = {f"parameter/{name}": param for name, param in _parameters(model)}
-    here |= {f"buffer/{name}": buffer for name, buffer in _buffers(model)}
-    there = {
-        key: value for key, value in (found.common | found.own).items() if key.startswith(("parameter/", "buffer/"))
-    }
-    for key in sorted(here.keys() ^ there.keys(), reverse=True):  # parameters first
-        kind, _, name = key.partition("/")
-        where = "not in the checkpoint" if key in here else "not in this model"
-        raise CheckpointError(f"the {kind} {name} is {where}: load the checkpoint of the same model")
-    for key, value in here.items():
-        if value.shape != there[key].shape:
-            kind, _, name = key.partition("/")
-            raise CheckpointError(
-                f"the {kind} {name} has shape {list(value.shape)} and {list(there[key].shape)} in the checkpoint: load "
-                "the checkpoint of the same model"
-            )
-    names = _names(model, optimizer)
-    groups = [sorted(names[param] for param in group["params"]) for group in optimizer.param_groups]
-    saved = [sorted(group["names"]) for group in found.said["groups"]]
-    if groups != saved:
-        raise CheckpointError(
-            f"the optimizer has {len(groups)} parameter groups and {len(saved)} were saved, or they hold other "
-            "parameters: make the optimizer as the saved one was made"
-        )
-
-
 @torch.no_grad()
 def restore(model: nn.Module, optimizer: Distributed, rank: int, found: Holdings) -> None:
-    """Put a worker here where the saved one was, after `check`."""
-    for name, param in _parameters(model):
-        overwrite(param, found.common[f"parameter/{name}"].to(param.device, param.dtype))
+    """Put a worker here where the saved one was, after `check_fit`; first what callers' hooks can refuse."""
     buffers = {key.removeprefix("buffer/"): value for key, value in found.own.items() if key.startswith("buffer/")}
     state = _as_state_dict(model, optimizer, found)
     if isinstance(optimizer, Simulation):
-        optimizer.load_buffers({name: buffers[_plain(name)] for name in optimizer.buffers(rank)}, rank)
         optimizer.load_state_dict(state, rank)
         optimizer.stats_of(rank).load_state_dict(found.said["stats"])
-        return
-    for name, buffer in _buffers(model):
-        overwrite(buffer, buffers[name].to(buffer.device))
-    optimizer.load_state_dict(state)
-    optimizer.stats.load_state_dict(found.said["stats"])
+        optimizer.load_buffers({name: buffers[_plain(name)] for name in optimizer.buffers(rank)}, rank)
+    else:
+        optimizer.load_state_dict(state)
+        optimizer.stats.load_state_dict(found.said["stats"])
+        for name, buffer in buffers_of(model):
+            overwrite(buffer, buffers[name].to(buffer.device))
+    for name, param in parameters_of(model):
+        overwrite(param, found.common[f"parameter/{name}"].to(param.device))
 
 
 def _as_state_dict(model: nn.Module, optimizer: Distributed, found: Holdings) -> dict[str, Any]:
     """The state in the order of this optimizer, as its `load_state_dict` takes it."""
-    names = _names(model, optimizer)
+    names = names_of(model, optimizer)
     order = [names[param] for group in optimizer.param_groups for param in group["params"]]
     number = {name: index for index, name in enumerate(order)}
     state: dict[int, dict[str, Any]] = {number[name]: dict(kept) for name, kept in found.said["plain"].items()}
-    for key, value in (found.common | found.own).items():
-        kind, _, rest = key.partition("/")
-        if kind in ("shared", "own"):
-            what, _, name = rest.partition("/")
-            state.setdefault(number[name], {})[what] = value
+    for what, name, value in split(found):
+        state.setdefault(number[name], {})[what] = value
     groups = []
     for group, saved in zip(optimizer.param_groups, found.said["groups"], strict=True):
         kept = {key: value for key, value in saved.items() if key != "names"}
@@ -154,19 +119,34 @@ def _as_state_dict(model: nn.Module, optimizer: Distributed, found: Holdings) ->
     return {"state": state, "param_groups": groups}
 
 
-def _names(model: nn.Module, optimizer: Distributed) -> dict[Tensor, str]:
-    names: dict[Tensor, str] = {param: name for name, param in _parameters(model)}
+def split(found: Holdings) -> Iterator[tuple[str, str, Tensor]]:
+    """The state of parameters: (what it is, name of the parameter, value)."""
+    for key, value in (found.common | found.own).items():
+        kind, _, rest = key.partition("/")
+        if kind in ("shared", "own"):
+            what, _, name = rest.partition("/")
+            yield what, name, value
+
+
+def names_of(model: nn.Module, optimizer: Distributed) -> dict[Tensor, str]:
+    """The names of the model's parameters, which are those of the optimizer and more.
+
+    Raises:
+        ValueError: a parameter of the optimizer is not the model's; or something of the model is a DTensor.
+    """
+    for name, tensor in (*parameters_of(model), *buffers_of(model)):
+        if hasattr(tensor, "to_local"):
+            raise ValueError(
+                f"{name} is sharded (a DTensor), and dlion.checkpoint saves and loads whole tensors alone: use "
+                "torch.distributed.checkpoint for a sharded model and its optimizer"
+            )
+    names: dict[Tensor, str] = {param: name for name, param in parameters_of(model)}
     for index, group in enumerate(optimizer.param_groups):
         for position, param in enumerate(group["params"]):
             if param not in names:
                 raise ValueError(
                     f"parameter {position} of the optimizer's group {index} is none of the model's: give the model "
                     "that the optimizer trains"
-                )
-            if hasattr(param, "to_local"):
-                raise ValueError(
-                    f"{names[param]} is sharded (a DTensor): dlion.checkpoint keeps whole parameters; save such a "
-                    "model through torch.distributed.checkpoint"
                 )
     return names
 
@@ -180,18 +160,20 @@ def _state_of(optimizer: Distributed, rank: int) -> State:
 
 def _buffers_of(model: nn.Module, optimizer: Distributed, rank: int) -> Iterator[tuple[str, Tensor]]:
     if not isinstance(optimizer, Simulation):
-        yield from _buffers(model)
+        yield from buffers_of(model)
         return
     for name, buffer in optimizer.buffers(rank).items():
         yield _plain(name), buffer
 
 
-def _parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def parameters_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """By the names that they have in a checkpoint."""
     for name, param in _bare(model).named_parameters():
         yield _plain(name), param
 
 
-def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def buffers_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """By the names that they have in a checkpoint."""
     for name, buffer in _bare(model).named_buffers():
         yield _plain(name), buffer.detach()
 

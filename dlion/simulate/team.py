@@ -18,8 +18,10 @@ from dlion.layout import Bucket, Layout
 from dlion.methods import METHODS, Choices
 from dlion.options import Options
 from dlion.phases import Phases
+from dlion.quoting import shown
 from dlion.replica import Replica
 from dlion.scaling import unscaled
+from dlion.settings import LARGEST, whole
 from dlion.simulate.attacks import Attack, attack_on
 from dlion.simulate.buffers import Buffers, synchronize
 from dlion.simulate.consult import consult
@@ -221,8 +223,8 @@ def share(giver: Worker, taker: Worker) -> None:
 
 def check_arguments(model: Any, workers: Any, settings: dict[str, Any]) -> None:
     """Raise a ValueError for what a simulation cannot be made of, among it arguments that only real workers have."""
-    if type(workers) is not int or workers < 1:
-        raise ValueError(f"workers={workers!r} must be a number of workers, at least 1")
+    if type(workers) is not int or not whole(workers, 1):
+        raise ValueError(f"workers={shown(workers)} must be a number of workers, at least 1 and at most {LARGEST:,}")
     if not isinstance(model, nn.Module):
         raise ValueError(
             f"model is a {type(model).__name__} and must be the module, whose buffers each worker has for itself: "

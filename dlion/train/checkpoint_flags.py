@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dlion.train.legal import require
+from dlion.train.legal import require_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,5 +16,5 @@ class CheckpointFlags:
 
     def check_checkpoints(self) -> None:
         """Raise a ValueError for numbers out of range."""
-        require(self.save_every >= 1, "save_every", self.save_every, "at least 1")
-        require(self.keep_checkpoints >= 1, "keep_checkpoints", self.keep_checkpoints, "at least 1")
+        require_count("save_every", self.save_every)
+        require_count("keep_checkpoints", self.keep_checkpoints)

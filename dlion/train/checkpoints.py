@@ -18,6 +18,7 @@ from dlion import checkpoint
 from dlion.checkpoint.manifest import Manifest
 from dlion.checkpoint.saving import Saving
 from dlion.errors import CheckpointError
+from dlion.train.best import best_of, merit
 from dlion.train.config import Settled, to_flags
 from dlion.train.data import DataInfo
 from dlion.train.legal import shown
@@ -65,15 +66,14 @@ class Checkpoint:
 
 
 def is_best(progress: Progress, step: int, record: Record) -> bool:
-    """Whether the model of `step` has the best accuracy (without one: loss) so far, which `progress` then remembers."""
-    loss, accuracy = record["val_loss"], record.get("val_accuracy")
-    if accuracy is not None:
-        better = progress.best_accuracy is None or accuracy > progress.best_accuracy
-    else:
-        better = progress.best_loss is None or loss < progress.best_loss
+    """Whether the evaluation of `step` is the best so far (the first is), which `progress` then remembers."""
+    before = {"val_loss": progress.best_loss, "val_accuracy": progress.best_accuracy}
+    first = progress.best_loss is None and progress.best_accuracy is None
+    better = first or merit(record) > merit(before)
     if better:
-        progress.best_step, progress.best_loss, progress.best_accuracy = step, loss, accuracy
-    return bool(better)
+        progress.best_step = step
+        progress.best_loss, progress.best_accuracy = finite(record["val_loss"]), record.get("val_accuracy")
+    return better
 
 
 class Keeper:
@@ -135,7 +135,7 @@ def forget_outdated(folder: RunFolder, keep: int) -> None:
 def _outdated(steps: list[int], records: list[Record], keep: int) -> list[int]:
     """The checkpoints that go: all but the last ones and the best of those that were evaluated."""
     judged = [record for record in records if record["step"] in steps and record.get("val_loss") is not None]
-    best = min(judged, key=lambda record: (-record.get("val_accuracy", 0.0), record["val_loss"]), default=None)
+    best = best_of(judged)
     return [step for step in steps[:-keep] if best is None or step != best["step"]]
 
 

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from dlion.train.checkpoint_flags import CheckpointFlags
 from dlion.train.legal import require as require
-from dlion.train.legal import shown
+from dlion.train.legal import require_count, shown
 from dlion.train.method_flags import FIXED, MethodFlags
 from dlion.train.reading import Reading
 from dlion.train.record_flags import RecordFlags
@@ -100,10 +100,9 @@ class TrainConfig(ModelShape, Reading, MethodFlags, CheckpointFlags, RecordFlags
         self.check_checkpoints()
         self.check_records()
         for flag in COUNTS:
-            value = getattr(self, flag)
-            require(value is None or value >= 1, flag, value, "at least 1")
+            require_count(flag, getattr(self, flag))
         for size in self.batch_sizes or ():
-            require(size >= 1, "batch_sizes", size, "at least 1 each")
+            require_count("batch_sizes", size)
         require(self.lr is None or _positive(self.lr), "lr", self.lr, "a finite number above 0")
         require(
             math.isfinite(self.weight_decay) and self.weight_decay >= 0.0,
@@ -116,7 +115,7 @@ class TrainConfig(ModelShape, Reading, MethodFlags, CheckpointFlags, RecordFlags
         require(
             self.clip_norm is None or _positive(self.clip_norm), "clip_norm", self.clip_norm, "a finite number above 0"
         )
-        require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more")
+        require_count("warmup_steps", self.warmup_steps, 0)
         require(0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2^63 - 1")
         require(_is_text(self.data), "data", ascii(self.data), "a path in valid UTF-8")
         require(_is_text(self.init_from), "init_from", ascii(self.init_from), "a path in valid UTF-8")

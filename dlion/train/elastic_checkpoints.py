@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 import dlion.checkpoint
-from dlion.checkpoint.crew import Crew
+from dlion.checkpoint.crew import ALONE, Crew
 from dlion.checkpoint.manifest import read_manifest
 from dlion.errors import CheckpointError, ExchangeError
 from dlion.train.checkpoints import BEST, Progress, forget_outdated, notes_of, path_of
 from dlion.train.jobs import task_of
-
-ALONE = Crew(1, (0,), None)
 
 if TYPE_CHECKING:
     from dlion.train.elastic_loop import ElasticRun

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from dlion.train.legal import require
+from dlion.train.legal import require, require_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,10 @@ class ElasticFlags:
                 raise ValueError(f"--{given[0].replace('_', '-')} means nothing without --elastic: give both.")
         if (self.lighthouse is None) != (self.worker is None):
             raise ValueError("--lighthouse and --worker belong together: give both, or neither to start workers here.")
-        require(self.worker is None or self.worker >= 0, "worker", self.worker, "0 or more")
-        require(self.min_workers is None or self.min_workers >= 1, "min_workers", self.min_workers, "1 or more")
+        require_count("worker", self.worker, 0)
+        require_count("min_workers", self.min_workers)
         require(0 < self.patience < 1e6, "patience", self.patience, "a number of seconds above 0")
-        require(self.restarts >= 0, "restarts", self.restarts, "0 or more")
+        require_count("restarts", self.restarts, 0)
 
 
 ELASTIC = tuple(field.name.replace("_", "-") for field in fields(ElasticFlags))

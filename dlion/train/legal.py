@@ -1,5 +1,8 @@
 """How a value that is out of range is answered."""
 
+from dlion import quoting
+from dlion.settings import LARGEST
+
 SHOWN = 160  # letters of what was given
 
 
@@ -9,13 +12,13 @@ def require(legal: bool, flag: str, value: object, allowed: str) -> None:
         raise ValueError(f"--{flag.replace('_', '-')} must be {allowed}, and {shown(value)} was given.")
 
 
+def require_count(flag: str, value: int | None, least: int = 1) -> None:
+    """Raise a ValueError unless something can be counted so; None is what was left open."""
+    if value is not None:
+        require(value >= least, flag, value, f"at least {least}")
+        require(value <= LARGEST, flag, value, f"at most {LARGEST:,}")
+
+
 def shown(value: object) -> str:
     """What was given, fit for a message: on one line, and not all of it where it is long."""
-    text = str(value) if _is_small(value) else f"a number of {value.bit_length()} bits"  # type: ignore[attr-defined]
-    plain = text if text.isprintable() else ascii(text)[1:-1]
-    return plain if len(plain) <= SHOWN else f"{plain[:SHOWN]}..."
-
-
-def _is_small(value: object) -> bool:
-    """Python refuses to write larger integers."""
-    return not isinstance(value, int) or value.bit_length() < 4096
+    return quoting.shown(value, SHOWN) if isinstance(value, int) else quoting.shortened(str(value), SHOWN)

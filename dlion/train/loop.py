@@ -219,7 +219,7 @@ def validation(task: Task, shares: list[list[float]]) -> Record:
 
 
 def _keep_best(job: Job, workers: Workers, progress: Progress, record: Record) -> None:
-    """Keep the model as the run's best when its accuracy (without one: its loss) is the best so far."""
+    """Keep the model as the run's best when its evaluation is the best so far."""
     if checkpoints.is_best(progress, progress.step, record) and 0 in workers.here:
         save_weights(workers.model, job.folder.best_model)
 

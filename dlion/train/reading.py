@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from dlion.train.legal import require
+from dlion.train.legal import require, require_count
 
 READING = Parameter(group=Group("Data", sort_key=2))
 
@@ -38,8 +38,7 @@ class Reading:
     def check_reading(self) -> None:
         """Raise unless every value is in range."""
         for flag in ("context", "eval_windows", "image_size"):
-            value = getattr(self, flag)
-            require(value is None or value >= 1, flag, value, "at least 1")
+            require_count(flag, getattr(self, flag))
         require(self.mixup is None or 0.0 < self.mixup <= 1.0, "mixup", self.mixup, "above 0 and at most 1")
 
     def given(self) -> list[str]:

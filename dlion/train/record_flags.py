@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from dlion.train.legal import require
+from dlion.train.legal import require, require_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,6 @@ class RecordFlags:
 
     def check_records(self) -> None:
         """Raise a ValueError for numbers out of range, and for a tracker that is named twice."""
-        require(self.log_every >= 1, "log_every", self.log_every, "at least 1")
-        require(self.eval_every >= 1, "eval_every", self.eval_every, "at least 1")
+        require_count("log_every", self.log_every)
+        require_count("eval_every", self.eval_every)
         require(len(set(self.track)) == len(self.track), "track", " ".join(self.track), "each tracker once")

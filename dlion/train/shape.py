@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from dlion.train.legal import require
+from dlion.train.legal import require_count
 
 SHAPE = Parameter(group=Group("Model", sort_key=1))
 
@@ -15,7 +15,7 @@ class ModelShape:
     """What differs from the named model's own sizes (`dlion.train.models`); None leaves it as it is.
 
     Raises:
-        ValueError: a size below 1.
+        ValueError: a size that cannot be.
     """
 
     layers: Annotated[int | None, SHAPE] = None
@@ -34,7 +34,7 @@ class ModelShape:
     def check_shape(self) -> None:
         """Raise unless every size is possible."""
         for flag, value in self.sizes().items():
-            require(value >= 1, flag, value, "at least 1")
+            require_count(flag, value)
 
     def sizes(self) -> dict[str, int]:
         """The sizes that were given, by flag."""

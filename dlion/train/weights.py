@@ -1,7 +1,6 @@
 """Models as files of safetensors: whole or not at all."""
 
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from dlion.checkpoint.manifest import sync
+from dlion.errors import of_the_system
 from dlion.train.legal import shown
 from dlion.train.runs import draft_of
 
@@ -22,15 +22,13 @@ def save_weights(model: nn.Module, path: Path) -> None:
         try:
             save_model(model, str(temporary))
         except SafetensorError as error:
-            raise _of_the_system(error, path) from error
+            system = of_the_system(error)
+            if system is None:
+                raise
+            system.filename = str(path)
+            raise system from error
         temporary.chmod(mode)
         sync(temporary)
-
-
-def _of_the_system(error: SafetensorError, path: Path) -> Exception:
-    """What the system said, as Python's own writing would raise it: "... (os error 28)" is a full disk."""
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

@@ -97,7 +97,7 @@ MISTAKES = {
     "no model": (["few-shot", "."], "holds no model"),
     "no data": (["few-shot", "llama", "--task-data", "nowhere", "--device", "cpu"], "arc_easy needs train.jsonl"),
     "no such task": (["few-shot", "llama", "--tasks", "mmlu"], "mmlu"),
-    "negative shots": (["few-shot", "llama", "--shots", "-1"], "--shots must be 0 or more"),
+    "negative shots": (["few-shot", "llama", "--shots", "-1"], "--shots must be at least 0"),
     "no tokenizer there": (["few-shot", "llama", "--tokenizer", "none"], "no tokenizer at none"),
     "no GPU": (["few-shot", "llama", "--device", "cuda"], "needs a GPU that torch can use"),
     "no network": (["few-shot", "llama", "--tasks", "piqa", "--device", "cpu"], "give --task-data"),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dlion.train.config import require
+from dlion.train.legal import require, require_count
 
 HEAD = 64  # width of an attention head
 Flag = Literal["no-communication", "ddp-fp32", "ddp-fp16", "powersgd-2", "dlion", "dlion-overlap"]
@@ -49,11 +49,11 @@ class BenchConfig:
     """auto takes CUDA when every worker of this machine can have its own GPU, otherwise the CPU."""
 
     def __post_init__(self) -> None:
-        require(self.workers is None or self.workers >= 2, "workers", self.workers, "at least 2")
+        require_count("workers", self.workers, 2)
+        require_count("width", self.width)
         require(self.width > 0 and self.width % HEAD == 0, "width", self.width, f"a positive multiple of {HEAD}")
         for flag in ("layers", "tokens", "batch_size"):
-            value = getattr(self, flag)
-            require(value >= 1, flag, value, "at least 1")
+            require_count(flag, getattr(self, flag))
         require(math.isfinite(self.seconds) and self.seconds > 0, "seconds", self.seconds, "a finite number above 0")
         _distinct("contenders", self.contenders)
         _distinct("bucket_cap_mb", self.bucket_cap_mb)

@@ -10,7 +10,8 @@ from cyclopts import Parameter
 from dlion.train.bench.settings import SEVERAL
 from dlion.train.compare.axes import Value
 from dlion.train.compare.study import SEED, Study
-from dlion.train.config import DEFAULT_WORKERS, require
+from dlion.train.config import DEFAULT_WORKERS
+from dlion.train.legal import require, require_count
 
 NONE_OR_SEVERAL = Parameter(consume_multiple=True, negative="", show_default=False)
 METHODS = ("dlion-mavo", "dlion-avg", "g-lion", "g-adamw")
@@ -61,7 +62,13 @@ class CompareConfig:
     """File or folder with the data, when it is not where the task looks by itself."""
 
     def __post_init__(self) -> None:
-        require(self.jobs >= 1, "jobs", self.jobs, "at least 1")
+        require_count("jobs", self.jobs)
+        for flag in ("workers", "batch_sizes"):
+            for value in getattr(self, flag):
+                require_count(flag, value)
+        for flag, given in (("seeds", self.seeds), ("tune_seed", (self.tune_seed or 0,))):
+            for seed in given:
+                require(0 <= seed < 2**63, flag, seed, "between 0 and 2^63 - 1")
         for flag in ("limit_minutes", "mbit", "step_ms"):
             value = getattr(self, flag)
             legal = value is None or (math.isfinite(value) and value >= 0 and (value > 0 or flag == "step_ms"))

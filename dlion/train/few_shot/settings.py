@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 
 from cyclopts import Parameter
 
-from dlion.train.legal import require
+from dlion.train.legal import require, require_count
 
 Question = Literal["arc_easy", "arc_challenge", "boolq", "piqa", "social_iqa", "hellaswag", "openbookqa"]
 QUESTIONS: tuple[Question, ...] = get_args(Question)
@@ -37,7 +37,7 @@ class FewShotConfig:
     """auto takes CUDA where it is."""
 
     def __post_init__(self) -> None:
-        require(self.shots >= 0, "shots", self.shots, "0 or more")
-        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
-        require(self.limit is None or self.limit >= 1, "limit", self.limit, "at least 1")
+        require_count("shots", self.shots, 0)
+        require_count("batch_size", self.batch_size)
+        require_count("limit", self.limit)
         require(bool(self.tasks), "tasks", "nothing", f"one or more of {', '.join(QUESTIONS)}")

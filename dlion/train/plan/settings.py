@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dlion.train.legal import require
+from dlion.settings import MOST_BUCKET_BYTES
+from dlion.train.legal import require, require_count
 from dlion.train.plan.cluster import BACKENDS, Cluster, Link
 from dlion.train.plan.methods import Scene
 from dlion.train.plan.rates import MEASURED_COPY, Rates
@@ -108,8 +109,7 @@ class PlanConfig:
             "1 to --parameters",
         )
         for flag in ("workers", "per_node", "powersgd_rank"):
-            value = getattr(self, flag)
-            require(value is None or value >= 1, flag, value, "at least 1")
+            require_count(flag, getattr(self, flag))
         for flag in (*POSITIVE, *NOT_NEGATIVE):
             value = getattr(self, flag)
             if flag in POSITIVE:
@@ -120,6 +120,8 @@ class PlanConfig:
         require(fits, "bucket_cap_mb", self.bucket_cap_mb, "large enough for one parameter of 4 bytes")
         fits = self.bucket_bytes is None or (self.bucket_bytes > 0 and self.bucket_bytes % 8 == 0)
         require(fits, "bucket_bytes", self.bucket_bytes, "a positive multiple of 8")
+        fits = self.bucket_bytes is None or self.bucket_bytes <= MOST_BUCKET_BYTES
+        require(fits, "bucket_bytes", self.bucket_bytes, f"at most {MOST_BUCKET_BYTES:,}")
         require(0 <= self.backward_share <= 1, "backward_share", self.backward_share, "0 to 1")
         require(0 < self.keep <= 1, "keep", self.keep, "above 0 and at most 1")
 
