@@ -25,7 +25,7 @@ from fault_plan import SAVE_EVERY, WORKERS, Cell, Fault
 from fault_runs import FLAGS, LIMIT, NotFiredError
 
 from dlion.cli import main as dlion
-from dlion.train import elastic_launch
+from dlion.train import supervision
 
 Record = dict[str, Any]
 
@@ -75,7 +75,7 @@ def run_elastic(cell: Cell, folder: Path) -> Elastics:
 @contextmanager
 def _supervised(planned: fault_elastic_worker.Planned) -> Iterator[list[tuple[int, int]]]:
     """Within, every worker's process has its faults, and the ends of all processes are collected."""
-    work, ended = elastic_launch.work, elastic_launch.Supervisor.ended
+    work, ended = supervision.work, supervision.Supervisor.ended
     context = multiprocessing.get_context("forkserver")
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))  # or the server does not find what it preloads
@@ -88,14 +88,14 @@ def _supervised(planned: fault_elastic_worker.Planned) -> Iterator[list[tuple[in
             ends[self.process.pid] = (self.task.number, status)
         return status
 
-    elastic_launch.work = planned.work  # type: ignore[assignment]
-    elastic_launch.Supervisor.ended = noted  # type: ignore[method-assign]
+    supervision.work = planned.work  # type: ignore[assignment]
+    supervision.Supervisor.ended = noted  # type: ignore[method-assign]
     context.set_forkserver_preload = lambda names: preload([*names, "fault_elastic_worker", "__main__"])  # type: ignore
     kept: list[tuple[int, int]] = []
     try:
         yield kept
     finally:
-        elastic_launch.work, elastic_launch.Supervisor.ended = work, ended  # type: ignore[method-assign]
+        supervision.work, supervision.Supervisor.ended = work, ended  # type: ignore[method-assign]
         del context.set_forkserver_preload
         kept += ends.values()
 

@@ -36,6 +36,12 @@ NOT_SENT = ("params", "param_names")  # of a parameter group
 
 Shared = list[tuple[int, str, Tensor]]
 
+INSTEAD = {
+    "Elastic": "a worker that has no more data calls close(), and the others go on without it",
+    "Simulation": 'a worker that has no more data gets dlion.simulate.Fault("absent", ...) for the steps that are left',
+}
+"""Of optimizers whose workers are no processes of one group that `Join` could wait for, by class."""
+
 
 def announce(optimizer: "Distributed") -> None:
     """Tell workers that have finished, if `Join` is in use, that this one takes a step.
@@ -117,7 +123,17 @@ class Follower(Joinable):
         super().__init__()
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What `Join` calls when this worker has finished; the optimizer's own among `schedulers=[...]` follow it."""
+        """What `Join` calls when this worker has finished; the optimizer's own among `schedulers=[...]` follow it.
+
+        Raises:
+            ValueError: this optimizer is none for `Join`.
+        """
+        for kind in type(self).__mro__:
+            if kind.__name__ in INSTEAD:
+                raise ValueError(
+                    "torch's Join is for dlion.Distributed and dlion.DistributedLion, one process for each worker, and "
+                    f"{kind.__name__} was given: leave it out; {INSTEAD[kind.__name__]}"
+                )
         return Shadow(cast("Distributed", self), kwargs.get("schedulers", ()))
 
     @property

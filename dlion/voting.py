@@ -34,7 +34,7 @@ _makers: "weakref.WeakKeyDictionary[dist.ProcessGroup, MakeGroup]" = weakref.Wea
 
 
 def adopt(parent: dist.ProcessGroup, make: MakeGroup) -> None:
-    """Make dlion's groups over the workers of `parent` by `make(name)`, which keeps them alive, and not by torch."""
+    """Make dlion's groups over the workers of `parent`, who have met, by `make(name)`, which keeps them alive."""
     _makers[parent] = make
 
 
@@ -71,7 +71,8 @@ def checkpoint_channel(parent: dist.ProcessGroup, timeout: timedelta) -> Channel
         ExchangeError: names the ranks that have not come within `timeout`.
     """
     if parent not in _saving:
-        wait_for_all(parent, "dlion/checkpoint", timeout)
+        if parent not in _makers:
+            wait_for_all(parent, "dlion/checkpoint", timeout)
         make = _makers.get(parent) or _by_torch(parent, timeout, "gloo")
         # calls of a thread beside training: where that stands is none of its business
         _saving[parent] = Channel(make("dlion checkpoint"), "checkpoint", RollCall(parent, "checkpoint"))
@@ -82,7 +83,8 @@ def _pair(parent: dist.ProcessGroup, timeout: timedelta | None, number: int) -> 
     key = (timeout.total_seconds() if timeout else None, number)
     made = _made.setdefault(parent, {})
     if key not in made:
-        wait_for_all(parent, f"dlion/groups/{key}", timeout)
+        if parent not in _makers:
+            wait_for_all(parent, f"dlion/groups/{key}", timeout)
         make, roll = _makers.get(parent) or _by_torch(parent, timeout), roll_call_of(parent)
         with roll.naming_loss(roll.place("making groups"), time.monotonic()):
             ballots, verdicts = make(f"dlion ballots {key}"), make(f"dlion verdicts {key}")

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,6 +61,7 @@ class Worker:
         number: of the worker. seed: of its first model.
         sabotage: called with the optimizer before each step; may let the worker die in it.
         begins: it starts when this is set.
+        heard: whose notes came with the commit of each step.
     """
 
     number: int
@@ -72,7 +74,9 @@ class Worker:
     model: nn.Module | None = None
     optimizer: Elastic | None = None
     joined: int = -1
+    ended: float = 0.0
     news: list[str] = field(default_factory=list)
+    heard: dict[int, list[int]] = field(default_factory=dict)
 
     def live(self, address: str, workers: int, steps: int) -> None:
         """Train until `steps` were committed."""
@@ -94,6 +98,7 @@ class Worker:
         finally:
             if self.optimizer is not None:
                 self.optimizer.close()
+            self.ended = time.monotonic()
             self.died.set()
 
     def _train(self, optimizer: Elastic, steps: int) -> None:
@@ -104,6 +109,7 @@ class Worker:
                 param.grad = gradient(self.number, optimizer.position, index, param.shape)
             self.sabotage(optimizer)
             optimizer.step()
+            self.heard[optimizer.position] = sorted(optimizer.notes)
             self.news += optimizer.news
             optimizer.news.clear()
             if self.joined < 0:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dlion.train.orphans import end_with_launcher
+
 PRELOADED = [
     "dlion.optim",
     "dlion.integrations.ddp",
@@ -64,6 +66,7 @@ def meet_at_rank_0(folder: Path, name: str, rank: int, size: int, seconds: float
 
 
 def _run(work: Callable[..., Any], rank: int, size: int, folder: Path) -> None:
+    end_with_launcher()  # these tests, if they are killed
     torch.set_num_threads(1)
     status = 1
     try:

@@ -1,6 +1,7 @@
 """Elastic workers: a death in every phase of a step, returns, and who is not like the others."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from elastic_world import SECONDS, Killed, Worker, live_together, momentum_once_a_step
 
-from dlion.elastic import Elastic
+from dlion.elastic import Elastic, rounds
 from dlion.errors import AgreementError, ExchangeError
 
 STEPS = 12
@@ -124,10 +125,48 @@ def test_who_fails_in_the_commit_does_what_the_others_did(after: bool) -> None:
     assert [life.error for life in lives] == [None] * 3
     assert len({life.state for life in lives}) == 1
     assert lives[1].state[:2] == (STEPS, STEPS)
+    # who learns of a step from the next round has heard no notes with it, nor keeps older ones
+    others = [0, 1, 2] if after else []
+    assert [life.heard[FATAL + 1] for life in lives] == [others, [], others]
+    assert all(life.heard[FATAL] == life.heard[FATAL + 2] == [0, 1, 2] for life in lives)
     for life in lives:
         assert life.optimizer is not None and life.optimizer.stats.abstentions == 0
         start = torch.zeros_like(life.momentum(0))
         assert torch.equal(life.momentum(0), momentum_once_a_step(life.number, range(STEPS), 0, start))
+
+
+@pytest.mark.parametrize(
+    ("keeper", "phase"),
+    [(True, "after the quorum"), (True, "while members connect"), (False, "while members connect")],
+)
+def test_a_death_while_a_new_round_forms_is_noticed_at_once(
+    keeper: bool, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker 0 dies; while the others form a round, its lowest worker, who keeps its store, does or another one."""
+    monkeypatch.setattr(rounds, "MEETING_SECONDS", SECONDS)
+    died: list[float] = []
+    lives = [Worker(number, options={"timeout": SECONDS}) for number in range(5)]
+    victim = lives[1 if keeper else 3]
+
+    def forms(optimizer: Elastic) -> None:
+        connect = optimizer.rounds._connect
+
+        def dies(number: int) -> None:
+            if phase == "while members connect":
+                connect(number)
+            optimizer.rounds._store = None  # type: ignore[assignment]
+            died.append(time.monotonic())
+            raise Killed
+
+        optimizer.rounds._connect = dies  # type: ignore[method-assign]
+
+    lives[0].sabotage = at(FATAL, before_the_commit)
+    victim.sabotage = at(FATAL, forms)
+    live_together(lives, STEPS, workers=5, min_workers=3)
+    survivors = [life for life in lives if life not in (lives[0], victim)]
+    assert [life.error for life in survivors] == [None] * 3
+    assert len({life.state for life in survivors}) == 1
+    assert max(life.ended for life in survivors) - died[0] < SECONDS
 
 
 def test_a_newcomer_receives_the_state_and_the_mean_momentum_and_abstains_once() -> None:

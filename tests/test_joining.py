@@ -13,6 +13,7 @@ from uneven import LR, UNEVEN, Net, ranks_of_threads
 from world import succeed, world
 
 from dlion import Distributed
+from dlion.elastic import Elastic
 from dlion.joining import shared_state
 from dlion.methods import METHODS
 from dlion.replica import Replica
@@ -195,3 +196,13 @@ def test_early_termination_and_overlap_are_refused_together() -> None:
                 optimizer.step()
 
     succeed(world(2, work))
+
+
+def test_join_is_refused_where_workers_are_no_processes_of_one_group() -> None:
+    net = Net()
+    elastic = Elastic(net.named_parameters(), lr=LR, lighthouse="127.0.0.1:1", worker=0, workers=2)
+    simulation = Simulation(net, workers=2, lr=LR)
+    for optimizer, instead in ((elastic, "calls close()"), (simulation, 'Fault("absent", ...)')):
+        with pytest.raises(ValueError, match="torch's Join is for ") as caught:
+            Join([optimizer])
+        assert type(optimizer).__name__ in str(caught.value) and instead in str(caught.value)

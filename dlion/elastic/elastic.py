@@ -136,7 +136,7 @@ class Elastic(Distributed):
             self.rule.allocate(Replica(self.param_groups, self.state))
             return loss
 
-        self._done, self._stale, self._began = False, not unscaled(self), time.perf_counter()
+        self.notes, self._done, self._stale, self._began = {}, False, not unscaled(self), time.perf_counter()
         while not self._done:
             try:
                 exchange = self._together()  # the round of now; one that is new may bring this step to its end

@@ -16,6 +16,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
+from dlion.elastic.address import url_of
 from dlion.errors import QuorumError
 
 BEAT_SECONDS = 0.2
@@ -51,11 +52,12 @@ class Lighthouse:
         timeout: seconds to reach the lighthouse.
 
     Raises:
+        ValueError: `address` is none.
         QuorumError: torchft is missing, or the lighthouse is not reached within `timeout` seconds.
     """
 
     def __init__(self, address: str, worker: int, timeout: float) -> None:
-        self.address = address if "://" in address else f"http://{address}"
+        self.address = url_of(address)
         self.name = f"{worker:06d}-{uuid.uuid4().hex[:12]}"
         self._client = self._connect(timeout)
         self._closed = threading.Event()
@@ -171,6 +173,15 @@ def changes(before: list[str], now: list[str], step: int, seconds: float) -> lis
     back = ", in which its place was taken again" if set(lost) & set(came) else ""
     said = [f"{workers_text(lost)} lost at step {step}: {with_whom} after {seconds:.1f} s{back}"] if lost else []
     return said + ([f"{workers_text(came)} joined at step {step}: {with_whom}"] if came and before else [])
+
+
+def check_torchft() -> None:
+    """Find out before anything is made.
+
+    Raises:
+        QuorumError: torchft is missing.
+    """
+    _torchft()
 
 
 def _torchft() -> ModuleType:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -14,12 +13,15 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
 
 from dlion.channel import Channel
+from dlion.elastic.address import host_and_port
 from dlion.elastic.quorum import Lighthouse, Member, workers_text
 from dlion.elastic.standing import HASH_BITS, Standing, next_round
 from dlion.errors import ExchangeError, QuorumError
 from dlion.voting import adopt, checkpoint_channel, voting_groups, wait_for_all
 
-MEETING_SECONDS = 10.0  # for members to come from the lighthouse to the store of one: who died on the way never does
+MEETING_SECONDS = 10.0  # for members to come from the lighthouse to the store of one, and for each connection there:
+# who died on the way never comes; one whose store is gone is noticed at once
+KNOCK_SECONDS = 3.0  # for one attempt to reach that store, and for its answers, which come at once or never
 ASK_AGAIN_SECONDS = 0.1  # while some workers of a run that begins have not come
 
 
@@ -160,12 +162,11 @@ class Rounds:
             return
         timeout = timedelta(seconds=self.patience.call)
         meeting = min(timeout, timedelta(seconds=MEETING_SECONDS))
-        host, _, port = self.members[0].store.rpartition(":")
         try:
-            store = PrefixStore(f"dlion/{number}", TCPStore(host, int(port), is_master=False, timeout=meeting))
+            store = PrefixStore(f"dlion/{number}", _store_of(self.members[0], meeting.total_seconds()))
             group = dist.ProcessGroup(PrefixStore("all", store), self.rank, size)
             wait_for_all(group, "come", meeting)
-            adopt(group, self._maker(store, timeout))
+            adopt(group, self._maker(store, meeting, timeout))
             self._kept.append(group)
             self._channel = voting_groups(group, timeout).ballots
             checkpoint_channel(group, timeout)  # now: later some may be lost, and those who save would wait for them
@@ -177,11 +178,14 @@ class Rounds:
             ) from error
         self.group = group
 
-    def _maker(self, store: Store, timeout: timedelta) -> Callable[[str], dist.ProcessGroup]:
+    def _maker(self, store: Store, meeting: timedelta, timeout: timedelta) -> Callable[[str], dist.ProcessGroup]:
+        """Makes groups whose members connect within `meeting`, and wait for each other's calls for `timeout`."""
+
         def make(name: str) -> dist.ProcessGroup:
             prefixed = PrefixStore(name, store)
             group = dist.ProcessGroup(prefixed, self.rank, len(self.members))
-            backend = dist.ProcessGroupGloo(PrefixStore("gloo", prefixed), self.rank, len(self.members), timeout)
+            backend = dist.ProcessGroupGloo(PrefixStore("gloo", prefixed), self.rank, len(self.members), meeting)
+            backend._set_default_timeout(timeout)
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
             group._set_group_name(GroupName(f"{name} of round {self.seen >> HASH_BITS}"))
@@ -192,9 +196,29 @@ class Rounds:
         return make
 
 
+def _store_of(keeper: Member, seconds: float) -> TCPStore:
+    """A connection to the store that a member keeps, which listened before it came to the lighthouse.
+
+    torch's client knocks at a closed door until its time is up: so it is asked for a short time only, and whether
+    somebody listens still is found out between.
+
+    Raises:
+        ConnectionRefusedError: nobody does: the keeper is dead. RuntimeError: no answer within `seconds`.
+    """
+    host, _, port = keeper.store.rpartition(":")
+    ends = time.monotonic() + seconds
+    while True:
+        socket.create_connection((host, int(port)), seconds).close()
+        try:
+            return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=min(KNOCK_SECONDS, seconds)))
+        except RuntimeError:
+            if time.monotonic() > ends:
+                raise
+
+
 def _own_host(lighthouse: str) -> str:
     """The address by which workers that reach the lighthouse reach this one: that of the interface towards it."""
-    parts = urlsplit(lighthouse)
+    host, port = host_and_port(lighthouse)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((parts.hostname or "127.0.0.1", parts.port or 1))  # sends nothing
+        probe.connect((host, port))  # sends nothing
         return str(probe.getsockname()[0])

@@ -3,13 +3,18 @@
 from dataclasses import dataclass
 from typing import Any
 
+from dlion.elastic.address import url_of
 from dlion.elastic.rounds import Patience
 from dlion.methods import METHODS
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Who this worker is, and when it trains with whom; as described at `dlion.elastic.Elastic`."""
+    """Who this worker is, and when it trains with whom; as described at `dlion.elastic.Elastic`.
+
+    Attributes:
+        lighthouse: as `url_of` returns it.
+    """
 
     lighthouse: str
     worker: int
@@ -28,6 +33,7 @@ class Terms:
         patience: Patience,
     ) -> "Terms":
         """The terms, or a ValueError for the first that is out of range."""
+        url = url_of(lighthouse)
         if workers < 1 or not 0 <= worker < workers:
             raise ValueError(
                 f"worker={worker!r} of workers={workers!r}: workers must be 1 or more, and worker from 0 to workers - 1"
@@ -41,7 +47,7 @@ class Terms:
         for name, seconds in (("timeout", patience.call), ("quorum_timeout", patience.quorum)):
             if seconds <= 0:
                 raise ValueError(f"{name}={seconds!r} must be a number of seconds above 0")
-        return Terms(lighthouse, worker, workers, min_workers, quorum_every, patience)
+        return Terms(url, worker, workers, min_workers, quorum_every, patience)
 
 
 def check_elastic(method: str, options: dict[str, Any]) -> None:

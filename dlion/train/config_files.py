@@ -9,7 +9,7 @@ from cyclopts.config import Dict
 
 from dlion.train.compare.study import Study, read_study, study_from
 from dlion.train.config import INSTEAD, read_toml, unknown_name
-from dlion.train.elastic_flags import ELASTIC
+from dlion.train.elastic_flags import KEPT, OF_ONE_COMMAND
 from dlion.train.recipes import locate, read_recipe
 
 
@@ -35,7 +35,7 @@ def from_files(app: App, commands: tuple[str, ...], arguments: Any) -> None:
         "config",
         "resume",
         "dry-run",
-        *ELASTIC,
+        *OF_ONE_COMMAND,
     }
     for key in values:
         if key.replace("_", "-") not in flags:
@@ -44,6 +44,8 @@ def from_files(app: App, commands: tuple[str, ...], arguments: Any) -> None:
         for mine, theirs in ((one, other), (other, one)):
             if f"--{mine}" in given:
                 values = {key: value for key, value in values.items() if key.replace("_", "-") != theirs}
+    if any(token.keyword == "--no-elastic" for token in given.get("--elastic", ())):
+        values = {key: value for key, value in values.items() if key not in KEPT}
     if "--steps" in given:
         values.pop("shared-epochs", None)
     Dict(values, source=str(path), use_commands_as_keys=False)(app, commands, arguments)

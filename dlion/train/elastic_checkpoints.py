@@ -19,37 +19,47 @@ if TYPE_CHECKING:
 def save(run: "ElasticRun") -> None:
     """Write a checkpoint with all who took part in the commit of this step, and keep the last ones.
 
-    A worker that was lost in the commit or here costs this checkpoint, not the run; that of the last step is then
-    written by the worker that leads, alone.
+    A worker that is lost here costs this checkpoint, not the run: it is made up for after the next step, and that of
+    the last step is then written by the worker that leads, alone.
     """
     started = perf_counter()
-    optimizer = run.trainee.optimizer
-    final = path_of(run.folder, run.progress.step)
-    run.progress.checkpoints += 1
-    last = run.progress.step == run.config.steps
+    optimizer, progress = run.trainee.optimizer, run.progress
+    final = path_of(run.folder, progress.step)
     try:
-        if optimizer.notes:  # without them the others may not come here
+        if optimizer.notes:  # without them the others do not come here
+            progress.checkpoints += 1
             final.parent.mkdir(exist_ok=True)
             _write(run, optimizer.rounds.group or ALONE)
     except (CheckpointError, ExchangeError) as error:
         optimizer.rounds.part()
-        run.progress.checkpoints -= 1
-        run.say(f"the checkpoint of step {run.progress.step} was not written: {str(error).splitlines()[0]}")
+        progress.checkpoints -= 1
+        run.owes = isinstance(error, ExchangeError)  # a full disk is left alone until the next one is due
+        run.say(f"the checkpoint of step {progress.step} was not written: {str(error).splitlines()[0]}")
     if run.leads:
-        if last and not dlion.checkpoint.is_complete(final):
+        if progress.step == run.config.steps and not dlion.checkpoint.is_complete(final):
+            progress.checkpoints += 1
             _write(run, ALONE)
         forget_outdated(run.folder, run.config.keep_checkpoints)
-    run.progress.held_up += perf_counter() - started
+    progress.held_up += perf_counter() - started
 
 
-def restore(run: "ElasticRun") -> None:
-    """Take up the newest complete checkpoint, where there is one: this worker's own part if all had a part in it."""
+def restore(run: "ElasticRun") -> int:
+    """Take up the newest complete checkpoint: this worker's own part if as many had a part in it, else the mean.
+
+    Returns:
+        How many workers had a part in it; 0 where there is none.
+    """
     found = dlion.checkpoint.latest(run.folder.checkpoints)
     if found is None:
-        return
+        return 0
+    optimizer = run.trainee.optimizer
     mine = Crew(run.trainee.size, (run.number,), None)  # nobody else need be there
-    dlion.checkpoint.load(found, run.trainee.model, run.trainee.optimizer, process_group=mine)
-    run.progress = Progress(**read_manifest(found).notes["progress"])
+    dlion.checkpoint.load(found, run.trainee.model, optimizer, process_group=mine)
+    manifest = read_manifest(found)
+    run.progress = Progress(**manifest.notes["progress"])
+    for group in optimizer.param_groups:
+        group["position"] = run.progress.step  # t is less where steps moved nothing
+    return manifest.workers
 
 
 def _write(run: "ElasticRun", workers: dist.ProcessGroup | Crew) -> None:

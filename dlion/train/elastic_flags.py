@@ -1,23 +1,22 @@
 """The flags of `dlion train` about workers that come and go. Nothing here imports torch."""
 
 from dataclasses import dataclass, fields
-from typing import Annotated
-
-from cyclopts import Parameter
+from typing import Any
 
 from dlion.train.legal import require, require_count
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticFlags:
-    """How elastic workers find each other; no part of what a run is.
+    """How elastic workers find each other. A run's results do not depend on it, and a resumed run keeps it.
 
     Raises:
         ValueError: a value is out of range, or has no meaning without --elastic.
     """
 
-    elastic: Annotated[bool, Parameter(negative="")] = False
-    """Go on when workers die, and start them again. Needs torchft: pip install "dlion[elastic]"."""
+    elastic: bool = False
+    """Go on when workers die, and start them again. Needs torchft: pip install "dlion[elastic]". A run that is resumed
+    stays elastic unless --no-elastic is given."""
     lighthouse: str | None = None
     """HOST:PORT of a lighthouse that runs elsewhere; this command is then one worker, whose --worker is needed, and
     whose --name all commands share. Otherwise --elastic starts a lighthouse and all workers on this machine."""
@@ -28,7 +27,7 @@ class ElasticFlags:
     patience: float = 60.0
     """Seconds to wait for a worker that lives and does not answer; one that died is noticed at once."""
     restarts: int = 10
-    """How often each worker is started again."""
+    """How often each worker is started again. One that dies once more is given up, and the others go on."""
 
     def __post_init__(self) -> None:
         if not self.elastic:
@@ -42,5 +41,12 @@ class ElasticFlags:
         require(0 < self.patience < 1e6, "patience", self.patience, "a number of seconds above 0")
         require_count("restarts", self.restarts, 0)
 
+    def kept(self) -> dict[str, Any]:
+        """What `config.toml` of a run holds of it."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed = {name for name, value in given.items() if value != getattr(ElasticFlags, name)}
+        return {name.replace("_", "-"): given[name] for name in given if name in changed - OF_ONE_COMMAND}
 
-ELASTIC = tuple(field.name.replace("_", "-") for field in fields(ElasticFlags))
+
+OF_ONE_COMMAND = {"lighthouse", "worker"}
+KEPT = tuple(field.name.replace("_", "-") for field in fields(ElasticFlags) if field.name not in OF_ONE_COMMAND)

@@ -21,8 +21,9 @@ from dlion.elastic import Elastic
 from dlion.train import checkpoints, elastic_checkpoints
 from dlion.train.checkpoints import Progress
 from dlion.train.config import Settled, learning_rate
+from dlion.train.elastic_task import Task as Told
 from dlion.train.jobs import task_of
-from dlion.train.loop import due, exchange_of, gradients_of, summary_of, threads_text, validation
+from dlion.train.loop import due, exchange_of, gradients_of, resumed_text, summary_of, threads_text, validation
 from dlion.train.progress import Display, display, results
 from dlion.train.report import write_report
 from dlion.train.runs import Record, RunFolder
@@ -52,22 +53,23 @@ class ElasticRun:
     """One worker's part in a run.
 
     Attributes:
-        number: of the worker. received: number of the signal that this process was sent, 0 if none.
-        again: whether the worker was started again after a loss. started: when this process began to train.
+        told: about this worker. received: number of the signal that this process was sent, 0 if none.
+        started: when this process began to train.
+        owes: whether a checkpoint that was due has to be made up for.
     """
 
     config: Settled
     folder: RunFolder
     trainee: Trainee
-    number: int
+    told: Told
     received: Callable[[], int]
-    again: bool = False
     progress: Progress = field(default_factory=Progress)
     started: float = field(default_factory=time.time)
     _screen: Display | None = None
     _share: list[float] = field(default_factory=list)
     _last: int | None = None
     _leading: bool = False
+    owes: bool = False
     signal: int = 0
 
     def train(self) -> int:
@@ -80,35 +82,41 @@ class ElasticRun:
             record = self._begun_record(task) if due(done, config.log_every) or due(done, config.eval_every) else None
             began = time.perf_counter()
             self.progress.step += 1
+            self.progress.samples += config.samples_per_step
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(config, self.progress.step)
             loss = float(gradients_of(config, self.trainee, task, self.number, self.progress.step))
             optimizer.note = self._note(loss)
             optimizer.luggage = {"progress": asdict(self.progress), "stats": optimizer.stats.state_dict()}
             optimizer.step()
+            Path(self.told.trained).touch()  # for the launcher
             if optimizer.position != done + 1:
                 self._take_over()
                 record = None
             self._hear(loss, record)
             self.progress.seconds += time.perf_counter() - began
             self.progress.seconds_total = spent + time.time() - self.started
-            stopped = self._last is not None and done + 1 >= self._last
-            if stopped or due(self.progress.step, config.save_every) or self.progress.step == config.steps:
+            if self._has_to_save():
                 elastic_checkpoints.save(self)
-            if stopped and self.progress.step < config.steps:
+            if self._stops and self.progress.step < config.steps:
                 if self.leads:
                     self.screen.close()
-                self.say(f"stopped after step {self.progress.step}; go on with --elastic --resume {self.folder.path}")
+                self.say(f"stopped after step {self.progress.step}; go on with: {self.told.go_on}")
                 return self.signal
         if self.leads:
             self._finish(task)
         return 0
 
     @property
+    def number(self) -> int:
+        """Of this worker."""
+        return self.told.number
+
+    @property
     def leads(self) -> bool:
         """Whether this worker speaks for all; before its first step worker 0 does, unless it was started again."""
         leader = self.trainee.optimizer.leader
-        return self.number == leader if leader is not None else self.number == 0 and not self.again
+        return self.number == leader if leader is not None else self.number == 0 and not self.told.again
 
     def say(self, *lines: str) -> None:
         """Tell the user, if this worker leads."""
@@ -124,13 +132,13 @@ class ElasticRun:
 
     def _resume(self) -> float:
         """Go on from the run's last checkpoint, where there is one; the seconds spent before."""
-        elastic_checkpoints.restore(self)
+        saved = elastic_checkpoints.restore(self)
         self.trainee.optimizer.luggage = None
         if self.leads:
             config, optimizer, threads = self.config, self.trainee.optimizer, self.trainee.threads
             who = f"{self.trainee.size} elastic workers on {self.trainee.device.type}, {threads_text(threads)}"
             setting = f"{config.method} ({optimizer.kernels} kernels), {who}"
-            resumed = [f"resumed after step {self.progress.step}"] if self.progress.step else []
+            resumed = [resumed_text(self.progress.step, config.workers, saved)] if saved else []
             self.say(f"{config.task} with {config.model}, {setting}: {self.folder.path}", *resumed)
         return self.progress.seconds_total
 
@@ -160,11 +168,10 @@ class ElasticRun:
         record: Record = {"step": done}
         if done:
             record |= {"loss": self.progress.loss, "lr": learning_rate(config, done)}
-        samples = done * config.samples_per_step
         return record | {
             **exchange_of(self.trainee.optimizer),
             "seconds": self.progress.seconds,
-            "samples_per_s": samples / self.progress.seconds if self.progress.seconds else 0.0,
+            "samples_per_s": self.progress.samples / self.progress.seconds if self.progress.seconds else 0.0,
         }
 
     def _note(self, loss: float) -> dict[str, Any]:
@@ -174,7 +181,8 @@ class ElasticRun:
         if self._last is None and self.received():
             # those who miss this commit hear of it with the next one, and no one has gone further by then
             self._last, self.signal = self.progress.step + 1, self.received()
-        return note | {"stop": [self._last, self.signal] if self._last is not None else None}
+        stop = [self._last, self.signal] if self._last is not None else None
+        return note | {"stop": stop, "owes": self.owes}
 
     def _hear(self, loss: float, record: Record | None) -> None:
         """What the others said with the commit; nothing, if this worker had to learn of it later."""
@@ -188,6 +196,22 @@ class ElasticRun:
             self._end_record(record, [note["share"] for note in notes if note["share"]])
         self.say(*self.trainee.optimizer.news)
         self.trainee.optimizer.news.clear()
+
+    @property
+    def _stops(self) -> bool:
+        """Whether all stop after this step: with those who came into it unheard the stop waits for the next one."""
+        return self._last is not None and self.progress.step >= self._last and bool(self.trainee.optimizer.notes)
+
+    def _has_to_save(self) -> bool:
+        """Whether a checkpoint is due after this step, with all who took part in its commit.
+
+        A step that was decided by a round and brought to its end by the next one has no commit: its checkpoint is made
+        up for after the next step, since a worker that has joined meanwhile does not come to it.
+        """
+        notes, step = self.trainee.optimizer.notes.values(), self.progress.step
+        usual = due(step, self.config.save_every) or step == self.config.steps
+        self.owes = not notes and (usual or self.owes)
+        return usual or self._stops or any(note["owes"] for note in notes)
 
     def _end_record(self, record: Record, shares: list[list[float]]) -> None:
         done, config = record["step"], self.config

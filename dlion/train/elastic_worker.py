@@ -1,56 +1,30 @@
 """The process of one elastic worker: its model, its part in the run, its end."""
 
-import multiprocessing
 import os
 import sys
-import threading
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 
 from dlion.elastic import Elastic
 from dlion.train.config import from_flags
 from dlion.train.elastic_loop import ElasticRun, Trainee
+from dlion.train.elastic_task import Task
 from dlion.train.jobs import task_of
 from dlion.train.models import build_model
+from dlion.train.orphans import FAILED, end_with_launcher
 from dlion.train.ranks import handle_signals, threads_for
 from dlion.train.runs import RunFolder
+from dlion.train.stop_signals import let_through
 from dlion.train.weights import load_weights, weights_of
 from dlion.train.workers import choices
-
-FAILED = 1
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a worker's process is told: everything it needs, as it may be started again.
-
-    Attributes:
-        flags: of the run. folder: of the run. device: "cpu" or "cuda".
-        lighthouse: HOST:PORT. number: of the worker. local_workers: how many share this machine.
-        again: whether it was started before.
-        log: file for what the process says on standard error, and for its last words.
-    """
-
-    flags: dict[str, Any]
-    folder: str
-    device: str
-    lighthouse: str
-    number: int
-    local_workers: int
-    min_workers: int | None
-    patience: float
-    log: str
-    again: bool = False
 
 
 def work(task: Task) -> None:
     """What a worker's process runs; it ends with status 0, 128 + the number of a signal, or FAILED."""
-    _die_with_launcher()
+    end_with_launcher()
     _keep_apart(Path(task.log))
     received: list[int] = []
 
@@ -58,6 +32,7 @@ def work(task: Task) -> None:
         received.append(number)
 
     handle_signals(remember)
+    let_through()
     try:
         run = _prepared(task, received)
         number = run.train()
@@ -92,20 +67,7 @@ def _prepared(told: Task, received: list[int]) -> ElasticRun:
         **choices(config),
     )
     trainee = Trainee(config.workers, device, torch.get_num_threads(), model, optimizer)
-    return ElasticRun(config, folder, trainee, told.number, lambda: received[0] if received else 0, told.again)
-
-
-def _die_with_launcher() -> None:
-    """Nobody is left to report to when the launcher was killed."""
-    launcher = multiprocessing.parent_process()
-
-    def wait() -> None:
-        assert launcher is not None
-        launcher.join()
-        os._exit(FAILED)
-
-    if launcher is not None:
-        threading.Thread(target=wait, daemon=True).start()
+    return ElasticRun(config, folder, trainee, told, lambda: received[0] if received else 0)
 
 
 def _keep_apart(log: Path) -> None:

@@ -13,10 +13,11 @@ class Failure:
     details: str
 
     def keep(self, log: Path) -> str:
-        """Write everything to `log`; where to find it, for readers."""
+        """Add everything to `log`; where to find it, for readers."""
         text = f"{self.who}: {self.cause}\n\n{self.details}"
         try:
-            log.write_text(text, encoding="utf-8", errors="backslashreplace")
+            with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
         except OSError as problem:  # the folder is gone or its disk full: often the reason itself
             return f"{log} could not be written: {problem.strerror}"
         return f"more in {log}"

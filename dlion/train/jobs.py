@@ -143,10 +143,10 @@ def open_run(config: Settled, place: Place) -> Job | None:
             load_weights(build_model(config.model, task_of(config), config), start)
         return Job(config, RunFolder.create(place.out, place.name, config))
     folder = RunFolder.existing(place.resume)
-    _check_same_run(folder, config)
+    check_same_run(folder, config)
     folder.hold()
     try:
-        checkpoint = _point(folder, config)
+        checkpoint = point_of(folder, config)
     except BaseException:
         folder.release()
         raise
@@ -156,7 +156,7 @@ def open_run(config: Settled, place: Place) -> Job | None:
     return Job(config, folder, checkpoint)
 
 
-def _check_same_run(folder: RunFolder, config: Settled) -> None:
+def check_same_run(folder: RunFolder, config: Settled) -> None:
     """Raise a ValueError where a run to go on differs in more than it may."""
     stored = folder.read_config()
     free = {"steps", "keep-checkpoints", "track", "workers", "simulate"}
@@ -170,8 +170,12 @@ def _check_same_run(folder: RunFolder, config: Settled) -> None:
         )
 
 
-def _point(folder: RunFolder, config: Settled) -> Checkpoint | None:
-    """Where to go on; None when the run is finished already, which is said on the terminal."""
+def point_of(folder: RunFolder, config: Settled) -> Checkpoint | None:
+    """Where to go on; None when the run is finished already, which is said on the terminal.
+
+    Raises:
+        ValueError: there is no checkpoint that is whole, or it is of another run, of other data or of a later step.
+    """
     folder.records()  # damaged ones are found before any worker starts
     checkpoint = checkpoints.latest(folder, config, task_of(config).info)
     reached = checkpoint.progress.step

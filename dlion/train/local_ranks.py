@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from dlion.train.failure import Failure
+from dlion.train.orphans import end_with_launcher
 from dlion.train.ranks import BLAME_SECONDS, REPEAT_SECONDS, Ranks, handle_signals, join, one_line, only_lost_contact
 
 LOOPBACK = "127.0.0.1"
@@ -91,13 +92,8 @@ def _launch_config(workers: int, method: str, logs: str) -> LaunchConfig:
 
 def _own_rank(work: Callable[[Ranks], None], device: Literal["cpu", "cuda"], signalled: Any) -> None:
     """What each local rank runs. The launcher alone answers to Ctrl-C; it ends ranks with SIGTERM."""
-    launcher = os.getppid()
+    end_with_launcher()
     _name_no_host()
-
-    def on_interrupt(number: int, frame: FrameType | None) -> None:
-        # The kernel sends SIGINT too when the launcher was killed: then nobody is left to report to.
-        if os.getppid() != launcher:
-            os._exit(1)
 
     def on_terminate(number: int, frame: FrameType | None) -> None:
         # `timeout`, systemd and Slurm send SIGTERM to all processes of a command. After AT_ONCE it is the launcher's.
@@ -105,7 +101,7 @@ def _own_rank(work: Callable[[Ranks], None], device: Literal["cpu", "cuda"], sig
             os._exit(128 + number)
         signalled.value = signalled.value or number
 
-    signal.signal(signal.SIGINT, on_interrupt)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, on_terminate)
     try:

@@ -128,10 +128,14 @@ def _resumed(job: Job) -> list[str]:
     found = job.checkpoint
     if found is None:
         return []
-    now, before = job.config.workers, found.workers
+    return [*found.remarks, resumed_text(found.progress.step, job.config.workers, found.workers)]
+
+
+def resumed_text(step: int, now: int, before: int) -> str:
+    """What a run that goes on after `step` says of the workers there are and of those that wrote its checkpoint."""
     here, there = f"{now} worker{'s' if now > 1 else ''}", f"{'were' if before > 1 else 'was'} {before}"
     other = f", with {here} where there {there}: all start from the mean of the saved momenta" if now != before else ""
-    return [*found.remarks, f"resumed after step {found.progress.step}{other}"]
+    return f"resumed after step {step}{other}"
 
 
 def gradients_of(config: Settled, workers: Trainees, task: Task, rank: int, step: int) -> Tensor:

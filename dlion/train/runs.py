@@ -14,7 +14,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ import tomli_w
 
 from dlion.errors import naming
 from dlion.train.config import Settled, from_flags, read_toml, to_flags
+from dlion.train.elastic_flags import KEPT
 from dlion.train.json_text import from_json
 
 Record = dict[str, Any]
+NOT_ELASTIC: Mapping[str, Any] = {}
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -64,13 +66,16 @@ class RunFolder:
         self._held: int | None = None
 
     @classmethod
-    def create(cls, out: Path, name: str | None, config: Settled) -> "RunFolder":
+    def create(
+        cls, out: Path, name: str | None, config: Settled, elastic: Mapping[str, Any] = NOT_ELASTIC
+    ) -> "RunFolder":
         """Make the folder of a new run and write its configuration.
 
         Args:
             out: The folder of all runs; made when it is missing.
             name: Name of the run. None takes the first free `TASK-METHOD-nN-sSEED[-k]`, k = 2, 3, ...
                 The folder is made exclusively, so two commands started at once never share one.
+            elastic: as in `write_config`.
 
         Raises:
             ValueError: `name` is taken by another run, or is not the name of a folder.
@@ -83,7 +88,7 @@ class RunFolder:
         folder = cls(first_free(out, _stem(config)) if name is None else _claim(out / name, config))
         folder.hold()
         try:
-            folder.write_config(config)
+            folder.write_config(config, elastic)
         except BaseException:
             folder.release()
             with suppress(OSError):
@@ -130,9 +135,13 @@ class RunFolder:
             os.close(self._held)
             self._held = None
 
-    def write_config(self, config: Settled) -> None:
-        """Replace `config.toml`."""
-        write_whole(self.config_file, tomli_w.dumps(to_flags(config)).encode())
+    def write_config(self, config: Settled, elastic: Mapping[str, Any] = NOT_ELASTIC) -> None:
+        """Replace `config.toml`.
+
+        Args:
+            elastic: flags of an elastic run, which goes on as one when it is resumed.
+        """
+        write_whole(self.config_file, tomli_w.dumps(to_flags(config) | dict(elastic)).encode())
 
     def read_config(self) -> Settled:
         """The configuration the run was started with.
@@ -141,7 +150,8 @@ class RunFolder:
             ValueError: `config.toml` was damaged or edited into something that is not a run.
         """
         try:
-            return from_flags(read_toml(self.config_file))
+            flags = read_toml(self.config_file)
+            return from_flags({flag: value for flag, value in flags.items() if flag not in KEPT})
         except ValueError as error:
             raise ValueError(f"{self.config_file} does not describe a run: {str(error).rstrip('.')}.") from None
 

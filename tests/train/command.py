@@ -1,7 +1,9 @@
 """Runs the command `dlion` as a user does: in a process of its own."""
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +18,15 @@ _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 def is_clocked(key: str) -> bool:
     """Whether a field of a record is read from a clock, so that no two runs agree on it."""
     return key == "samples_per_s" or key.endswith(("seconds", "seconds_total"))
+
+
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)  # loaded here: what runs between fork and exec must need no lock
+
+
+def end_with_tests() -> None:
+    """Called between fork and exec: the command ends when the tests were killed that started it (Linux)."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def environment() -> dict[str, str]:
@@ -33,6 +44,7 @@ def start(arguments: Sequence[str], folder: Path, module: Sequence[str] = ("-m",
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=end_with_tests,
     )
 
 

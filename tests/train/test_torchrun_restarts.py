@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from command import await_step, environment, records
+from command import await_step, end_with_tests, environment, records
 
 
 def node(folder: Path, port: int, name: str, nodes: str) -> "subprocess.Popen[str]":
@@ -28,6 +28,7 @@ def node(folder: Path, port: int, name: str, nodes: str) -> "subprocess.Popen[st
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=end_with_tests,
     )
 
 

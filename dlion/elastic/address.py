@@ -1,0 +1,28 @@
+"""Where a lighthouse is: the address that a user gives, checked before anything is made."""
+
+import re
+from urllib.parse import urlsplit
+
+ADDRESS = re.compile(r"(http://)?([A-Za-z0-9._-]+):([0-9]{1,5})/?")
+
+
+def url_of(given: str) -> str:
+    """`http://HOST:PORT`, of what was given in this form or as HOST:PORT.
+
+    Raises:
+        ValueError: that is no address.
+    """
+    found = ADDRESS.fullmatch(given) if isinstance(given, str) else None
+    if found is None or not 1 <= int(found[3]) <= 65535:
+        raise ValueError(
+            f"{given!r} is no address of a lighthouse: give HOST:PORT, a name or an IPv4 address and a port "
+            "from 1 to 65535, as of the torchft_lighthouse that runs"
+        )
+    return f"http://{found[2]}:{int(found[3])}"
+
+
+def host_and_port(url: str) -> tuple[str, int]:
+    """The parts of what `url_of` returned."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None and parts.port is not None
+    return parts.hostname, parts.port

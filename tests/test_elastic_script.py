@@ -1,0 +1,43 @@
+"""The script of docs/elastic.md runs as written: each worker a process, at a lighthouse."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("RUST_LOG", "error")
+pytest.importorskip("torchft", reason="elastic workers need torchft: pip install -r requirements/elastic.txt")
+
+from dlion.elastic.quorum import LighthouseServer
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_script_of_the_documentation_trains(tmp_path: Path) -> None:
+    (code,) = re.findall(r"<!-- elastic -->\n```python\n(.*?)```", (ROOT / "docs/elastic.md").read_text(), re.DOTALL)
+    (tmp_path / "script.py").write_text(code)
+    server = LighthouseServer(2)
+    here = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "script.py", server.address, number, "2"],
+            cwd=tmp_path,
+            env=here,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in ("0", "1")
+    ]
+    try:
+        said = [worker.communicate(timeout=100)[0] for worker in workers]
+        assert [worker.returncode for worker in workers] == [0, 0]
+    finally:
+        for worker in workers:
+            worker.kill()
+        server.close()
+    for number, text in enumerate(said):
+        (loss,) = re.findall(rf"^worker {number}: loss (\d+\.\d+) after 200 steps$", text, re.MULTILINE)
+        assert float(loss) < 2.0  # some 20 at the start

@@ -1,0 +1,55 @@
+"""When elastic workers save: all who took part in a commit decide alike, and one that was missed is made up for."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dlion.train.config import LION_BETAS, Settled
+from dlion.train.elastic_loop import ElasticRun, Trainee
+from dlion.train.runs import RunFolder
+
+CONFIG = Settled(model="conv", workers=3, steps=20, lr=1e-3, betas=LION_BETAS, save_every=8)
+
+
+def a_run(step: int, notes: dict[int, Any]) -> ElasticRun:
+    """One worker after `step`, with whose commit these notes came."""
+    trainee = cast(Trainee, SimpleNamespace(optimizer=SimpleNamespace(notes=notes)))
+    run = ElasticRun(CONFIG, RunFolder(Path("nowhere")), trainee, cast(Any, None), lambda: 0)
+    run.progress.step = step
+    return run
+
+
+def notes(**owes: bool) -> dict[int, Any]:
+    return {number: {"owes": owe} for number, owe in enumerate(owes.values())}
+
+
+@pytest.mark.parametrize(("step", "saves"), [(7, False), (8, True), (9, False), (16, True), (20, True)])
+def test_a_checkpoint_is_due_every_so_many_steps_and_at_the_end(step: int, saves: bool) -> None:
+    run = a_run(step, notes(a=False, b=False))
+    assert run._has_to_save() is saves and not run.owes
+
+
+def test_who_has_heard_no_notes_owes_the_checkpoint_until_a_commit_brings_some() -> None:
+    run = a_run(8, {})
+    run._has_to_save()
+    assert run.owes and run._note(0.5)["owes"]
+    run.trainee.optimizer.notes = {}
+    run.progress.step = 9
+    run._has_to_save()
+    assert run.owes
+    run.progress.step, run.trainee.optimizer.notes = 10, notes(a=True, newcomer=False)
+    assert run._has_to_save() and not run.owes
+
+
+def test_a_worker_that_owes_nothing_saves_with_those_who_do() -> None:
+    assert a_run(9, notes(a=True, newcomer=False))._has_to_save()
+
+
+def test_a_stop_waits_for_a_commit_that_all_have_heard() -> None:
+    run = a_run(5, {})
+    run._last = 5
+    assert not run._stops and not run._has_to_save()
+    run.progress.step, run.trainee.optimizer.notes = 6, notes(a=False)
+    assert run._stops and run._has_to_save()
