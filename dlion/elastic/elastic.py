@@ -165,7 +165,8 @@ class Elastic(Distributed):
         exchange.begin()
         exchange.settle()
         if self._ballots is None:
-            self._ballots = self._votes(exchange)
+            with self.phases("ballot"):
+                self._ballots = self._votes(exchange)
         readings = exchange.consult(self._ballots)
         return Held(self.rounds.round, readings, self._steps, exchange.moment, exchange.replica.hypers)
 
@@ -190,7 +191,8 @@ class Elastic(Distributed):
         """Do with the parameters what was decided, and end the step."""
         held = self._held
         assert held is not None
-        moved = held.apply(self.exchange.replica)
+        with self.phases("apply"):
+            moved = held.apply(self.exchange.replica)
         self.exchange.end()
         self.stats.stepped(self.exchange.layout.numel, self.exchange.workers)
         self.stats.skipped += not moved
@@ -200,17 +202,15 @@ class Elastic(Distributed):
 
     def standing(self, checked: bool = False) -> Standing:
         """What this worker says of itself; `checked`: with a checksum of its parameters."""
-        replica = self.exchange.replica
-        hyper = agreement.hyper_fingerprint(self.hyper_parameters())
-        layout = agreement.layout_fingerprint(self.param_groups, self.options.agreed(self.terms.workers))
+        replica, options = self.exchange.replica, self.options.agreed(self.terms.workers)
         shared = [local(param) for param in replica.params] + self.rule.shared_state(replica)
         return Standing(
             round=self.round,
             position=self.position,
             held=self._held.round if self._held is not None else NOTHING,
             t=int(self.param_groups[0]["t"]),
-            hyper=hyper,
-            layout=layout,
+            hyper=agreement.hyper_fingerprint(self.hyper_parameters()),
+            layout=agreement.layout_fingerprint(self.param_groups, options),
             checksum=checksum(shared) >> 1 if checked else 0,
             seasoned=int(self.seasoned),
             note=self.note,

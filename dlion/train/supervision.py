@@ -146,7 +146,8 @@ class Supervision:
 
     def _replaced(self, supervisor: Supervisor) -> bool:
         """Start a worker that died again, or give it up; says which."""
-        number, how = supervisor.task.number, _how(supervisor.ended())
+        number, status = supervisor.task.number, supervisor.ended()
+        how = _how(status)
         if supervisor.restarts:
             supervisor.start_again()
             self.living.append(supervisor)
@@ -155,7 +156,8 @@ class Supervision:
         self.given_up.append(number)
         log = Path(supervisor.task.log)
         details = log.read_text(errors="replace") if log.exists() else ""
-        cause = one_line(details.strip().rpartition("\n")[2]).rstrip(".")
+        # who was ended from outside did not say why: what stands last is of something else
+        cause = _last_words(details) if status is not None and status > 0 else ""
         failure = Failure(f"worker {number}", f"{how} {cause}".strip(), details)
         often = f"--restarts {self.restarts}"
         _say(
@@ -194,6 +196,12 @@ class Supervision:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _last_words(text: str) -> str:
+    """The last line of what a worker wrote that is not one of C++'s stack."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("frame #")]
+    return one_line(lines[-1]).rstrip(".") if lines else ""
 
 
 def _how(status: int | None) -> str:

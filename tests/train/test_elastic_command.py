@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 from command import TINY, await_step, dlion, records, start
 
+from dlion.phases import PHASES
+
 os.environ.setdefault("RUST_LOG", "error")
 pytest.importorskip("torchft", reason="elastic workers need torchft: pip install -r requirements/elastic.txt")
 
 from dlion.cli import main
 from dlion.elastic.quorum import LighthouseServer
+from dlion.train import supervision
 
 THREE = ("train", "--elastic", "--workers", "3", *TINY[2:], "--name", "run")
 
@@ -66,6 +69,8 @@ def test_a_worker_that_is_killed_comes_back_and_a_stopped_run_goes_on(victim: in
     assert [record["step"] for record in records(run)] == list(range(done + 5))
     summary = json.loads((run / "summary.json").read_text())
     assert summary["steps"] == done + 4 and summary["checkpoints"] >= 2 and summary["checkpoint_seconds"] > 0
+    third = json.loads((run / "metrics.jsonl").read_text().splitlines()[2])
+    assert all(third[f"{phase}_seconds"] > 0 for phase in PHASES)
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +204,10 @@ def test_mistakes_are_said_in_one_sentence(
 def test_flags_of_elastic_workers_need_elastic(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--min-workers", "2"]) == 2
     assert "--min-workers means nothing without --elastic" in capsys.readouterr().err
+
+
+def test_the_last_words_of_a_worker_are_no_stack_of_c_plus_plus() -> None:
+    written = (
+        "Traceback\nValueError: batch 7 is empty.\nframe #24: <unknown function> + 0x1098ec (0x7f in libc.so.6)\n\n"
+    )
+    assert supervision._last_words(written) == "ValueError: batch 7 is empty" and supervision._last_words("\n") == ""
