@@ -1,6 +1,7 @@
 # The commands of this repository. Each does everything it needs on a machine with Python 3.11 and pip.
 #   make train [ARGS="--workers 2 --steps 100"]   set up .venv, then run `dlion train`
-#   make test  [ARGS="-k codecs"]                 set up .venv, then run the tests
+#   make test  [ARGS="-k codecs"]                 set up .venv, then run the core tests
+#   make test-all [ARGS="-k accelerate"]          the same, and the tests of integrations, which install more packages
 #   make check                                    set up .venv, then run ruff and mypy
 #   make sanitize [ARGS="45 7"]                   fuzz the C++ kernels under AddressSanitizer and UBSan (seconds, seed)
 #   make bench [ARGS="--only 100mbit"]            measure on emulated links (root, iproute2), make the tables of the docs
@@ -15,20 +16,31 @@ ARGS ?=
 ASKED_TORCH := $(if $(filter file,$(origin TORCH)),,$(TORCH))
 export PYTHON TORCH ASKED_TORCH
 
-.PHONY: train test check sanitize bench clean setup
+.PHONY: train test test-all core-tests-ready check sanitize bench clean setup
 
 train: setup
 	@.venv/bin/dlion train $(ARGS)
 
-test: setup
-	@cmp -s requirements/hf.txt .venv/hf.txt || { \
-		.venv/bin/python -m pip install --quiet -r requirements/hf.txt && cp requirements/hf.txt .venv/hf.txt; } || { \
-		echo "make: the tests of the recipes need requirements/hf.txt, and pip failed: see above" >&2; exit 1; }
-	@cmp -s requirements/elastic.txt .venv/elastic.txt || { \
-		.venv/bin/python -m pip install --quiet -r requirements/elastic.txt && \
-		cp requirements/elastic.txt .venv/elastic.txt; } || { \
-		echo "make: the tests of elastic workers need requirements/elastic.txt, and pip failed: see above" >&2; exit 1; }
+# $(call installed,NAME,WHO): install requirements/NAME.txt into .venv, unless it is there already.
+define installed
+	@cmp -s requirements/$(1).txt .venv/$(1).txt || { \
+		.venv/bin/python -m pip install --quiet -r requirements/$(1).txt && \
+		cp requirements/$(1).txt .venv/$(1).txt; } || { \
+		echo "make: the tests of $(2) need requirements/$(1).txt, and pip failed: see above" >&2; exit 1; }
+endef
+
+test: core-tests-ready
 	@.venv/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# Integrations by themselves, a file in one process: so frameworks are imported once and forked, and what a file shares is
+# made once. Status 5: ARGS choose no test among them.
+test-all: test
+	$(call installed,integrations,the integrations)
+	@.venv/bin/python -m pytest -n 2 --dist loadfile tests/integrations $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
+
+core-tests-ready: setup
+	$(call installed,hf,the recipes)
+	$(call installed,elastic,elastic workers)
 
 # All three have their say, even when the first finds fault.
 check: setup

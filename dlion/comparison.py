@@ -57,6 +57,7 @@ class Guard:
             warnings.warn(
                 f"gradients were equal on all {self._channel.size} workers in the first {GUARDED_STEPS} steps, so they "
                 "seem to be averaged already, or all workers read the same data: votes then carry no information; call "
-                "dlion.local_gradients(model) on the DDP module to switch averaging off, or give ranks their own data",
-                stacklevel=6,
+                "dlion.local_gradients(model) on the DDP module to switch averaging off (a framework that wraps models "
+                "itself: docs/integrations says how), or give ranks their own data",
+                stacklevel=9,  # whoever called step()
             )

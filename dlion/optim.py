@@ -27,6 +27,7 @@ from dlion.replica import Replica
 from dlion.scaling import refuse_overlap, unscaled
 from dlion.settings import check_settings
 from dlion.stats import Stats
+from dlion.untraced import tell_dynamo, untraced
 
 
 class Distributed(torch.optim.Optimizer, Follower):
@@ -125,6 +126,12 @@ class Distributed(torch.optim.Optimizer, Follower):
 
     _step_supports_amp_scaling = True  # what a gradient scaler asks
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "step" in vars(cls):
+            cls.step = untraced(cls.step)  # type: ignore[method-assign]
+
+    @untraced
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Send this worker's votes, apply what all decided: gradient -> ballot -> send, receive -> apply -> parameter.
@@ -197,6 +204,7 @@ class Distributed(torch.optim.Optimizer, Follower):
         for group in self.param_groups:
             group["t"] = exchange.t + moved
 
+    @untraced
     @torch.no_grad()
     def look_on(self) -> None:
         """Take part in a step of the workers that have data still, without a vote, a move or a change but to t.
@@ -208,6 +216,7 @@ class Distributed(torch.optim.Optimizer, Follower):
             exchange.rest(Status.FINISHED)
             self._take(exchange, Onlooker(steps), applied=False)
 
+    @untraced
     @torch.no_grad()
     def verify_replicas(self) -> list[int]:
         """Compare all workers' parameters now, as `verify_every` does; all workers call it, between two steps.
@@ -286,3 +295,4 @@ class Distributed(torch.optim.Optimizer, Follower):
         self.rule = METHODS[self.method].rule(kernels, self.options.rounding, self.options.momentum_dtype)
         self._renewal = Renewal(self)
         Follower.__init__(self)
+        tell_dynamo()

@@ -15,6 +15,7 @@ from dlion.layout import Bucket, check_dense, local, named
 from dlion.ops.bits import digest
 from dlion.phases import Phases
 from dlion.pipeline import Steps
+from dlion.untraced import untraced
 
 ACCUMULATE = "run every backward pass but the last of a step inside `with optimizer.accumulate():`"
 
@@ -94,6 +95,7 @@ class Overlap:
                     "backward, or use overlap=False"
                 )
 
+    @untraced
     def gradient_is_there(self, slot: int) -> None:
         """What backward calls when it has accumulated a gradient."""
         if self._accumulating:

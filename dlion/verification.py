@@ -97,7 +97,7 @@ class Verification:
         size = sum(map(nbytes, wrong))
         self._stats.checked(*((size, 0) if self._channel.rank == source else (0, size)))
         self._stats.repairs += len(different)
-        warnings.warn(f"{text}; they took the values of rank {source}", stacklevel=5)
+        warnings.warn(f"{text}; they took the values of rank {source}", stacklevel=10)
         return different
 
 

@@ -4,7 +4,7 @@ import json
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,21 @@ PRELOADED = [
 
 
 def launch(
-    folder: Path, size: int, work: Callable[..., Any], seconds: float = 60, stopped: Collection[int] = ()
+    folder: Path,
+    size: int,
+    work: Callable[..., Any],
+    seconds: float = 60,
+    stopped: Collection[int] = (),
+    preload: Sequence[str] = (),
 ) -> list[Any]:
     """Run `work(rank, size, folder)` in `size` processes; the JSON value each returned, or its exit status.
 
     A process that raises shows its traceback and has status 1; one that is still there after `seconds` is killed. Those
-    in `stopped` stop themselves, and are killed when the others have ended.
+    in `stopped` stop themselves, and are killed when the others have ended. Modules in `preload` are imported before
+    there are processes, if no server has started yet.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload([*PRELOADED, *preload])
     processes = [context.Process(target=_run, args=(work, rank, size, folder), daemon=True) for rank in range(size)]
     for process in processes:
         process.start()

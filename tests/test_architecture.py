@@ -42,8 +42,12 @@ LONG_FILES: dict[str, str] = {}
 
 # file -> the extra that it needs beside `train`; only commands that need it import the file.
 OPTIONAL: dict[str, str] = {"dlion/train/few_shot/answering.py": "few-shot"}
-# Core files that import, inside a function, what an extra brings.
-LAZY: dict[str, str] = {"dlion/elastic/quorum.py": "torchft"}
+# Core files that import what an extra brings: inside a function, or as a whole for those who ask for it.
+LAZY: dict[str, str] = {
+    "dlion/elastic/quorum.py": "torchft",
+    "dlion/integrations/accelerate.py": "accelerate",
+    "dlion/integrations/transformers.py": "transformers",
+}
 
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50  # without the docstring

@@ -258,7 +258,9 @@ def guarded(wrap: Callable[[dist.ProcessGroup], nn.Module], steps: int, zero: bo
                 optimizer.step()
 
         succeed(world(2, work))
-    return [str(w.message) for w in caught if "local_gradients" in str(w.message)]
+    said = [w for w in caught if "local_gradients" in str(w.message)]
+    assert all(w.filename == __file__ for w in said)  # where step() is called, for users to find
+    return [str(w.message) for w in said]
 
 
 def test_averaged_gradients_are_found_out_after_three_steps() -> None:

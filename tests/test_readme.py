@@ -115,10 +115,10 @@ def test_tables_of_comparisons_are_those_of_their_folders() -> None:
 
 def test_every_make_target_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    commands = r"^(?: {4})make ([a-z]+)|`make ([a-z]+)|^make ([a-z]+)"
+    commands = r"^(?: {4})make ([a-z-]+)|`make ([a-z-]+)|^make ([a-z-]+)"
     files = (README, GUIDE, (ROOT / ".ci/run").read_text())
     named = {"".join(match) for text in files for match in re.findall(commands, text, re.MULTILINE)}
-    assert named == {"train", "test", "check", "sanitize", "bench", "clean"}
+    assert named == {"train", "test", "test-all", "check", "sanitize", "bench", "clean"}
     for target in named:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
     for variable in re.findall(r"\b([A-Z]+)=", README):
@@ -128,9 +128,11 @@ def test_every_make_target_exists() -> None:
 def test_the_versions_agree() -> None:
     """The pinned torch of the Makefile is one that the package accepts, and what is pinned is pinned exactly."""
     assert re.search(r"^TORCH \?= torch==2\.13\.0$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    pins = [line for line in (ROOT / "requirements/dev.txt").read_text().splitlines() if not line.startswith("#")]
-    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][^ ]*", pin) for pin in pins)
-    assert not any(pin.lower().startswith(("torch==", "dlion==", "nvidia", "triton")) for pin in pins)
+    for file in sorted((ROOT / "requirements").glob("*.txt")):
+        pins = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+        assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][^ ]*", pin) for pin in pins), file.name
+        assert not any(pin.lower().startswith(("torch==", "dlion==", "nvidia", "triton")) for pin in pins), file.name
+        assert pins == sorted(pins, key=lambda pin: pin.partition("==")[0].lower()), file.name
 
 
 def test_the_example_of_the_simulator_runs_and_learns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,9 +23,10 @@ _kept_local: "WeakSet[DistributedDataParallel]" = WeakSet()
 def local_gradients(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
     """Make every worker start from the same parameters and keep its gradients to itself.
 
-    A DistributedDataParallel module gets torch's no-op communication hook: it has broadcast its parameters already, and
-    goes on handling buffers and unused parameters. Of any other module, rank 0's parameters and buffers are broadcast
-    once. With one worker nothing happens. Call it before the first step, on all workers; calling it again is harmless.
+    A DistributedDataParallel module, compiled or not, gets torch's no-op communication hook: it has broadcast its
+    parameters already, and goes on handling buffers and unused parameters. Of any other module, rank 0's parameters and
+    buffers are broadcast once. With one worker nothing happens. Call it before the first step, on all workers; calling
+    it again is harmless.
 
     Of a module sharded by FSDP2, the local shards are broadcast across replicas, once; its gradients are averaged over
     the shards' ranks, which together are one worker, and stay local between replicas:
@@ -47,8 +48,9 @@ def local_gradients(model: nn.Module, process_group: dist.ProcessGroup | None = 
         AgreementError: the workers' models differ in names, shapes or dtypes.
         GroupNotReadyError: WORLD_SIZE is above 1 and there is no process group.
     """
-    if isinstance(model, DistributedDataParallel):
-        _keep_local(model)
+    inner = getattr(model, "_orig_mod", model)  # what torch.compile was given: a compiled module is no DDP module
+    if isinstance(inner, DistributedDataParallel):
+        _keep_local(inner)
         return model
     channel = _channel(process_group, "dlion.local_gradients(model)")
     check_shards(_trained(model), channel.group if channel is not None else None)

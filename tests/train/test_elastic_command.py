@@ -207,7 +207,5 @@ def test_flags_of_elastic_workers_need_elastic(capsys: pytest.CaptureFixture[str
 
 
 def test_the_last_words_of_a_worker_are_no_stack_of_c_plus_plus() -> None:
-    written = (
-        "Traceback\nValueError: batch 7 is empty.\nframe #24: <unknown function> + 0x1098ec (0x7f in libc.so.6)\n\n"
-    )
+    written = "Traceback\nValueError: batch 7 is empty.\nframe #24: <unknown function> (in libc.so.6)\n\n"
     assert supervision._last_words(written) == "ValueError: batch 7 is empty" and supervision._last_words("\n") == ""

@@ -1,0 +1,38 @@
+"""The examples of Accelerate and Trainer run as they stand, and go on from their checkpoints."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import scripts
+
+pytestmark = pytest.mark.timeout(240)  # with frameworks to import, and other work on the machine
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def bits_sent(line: str) -> float:
+    return float(re.search(r"([\d.]+) bits", line)[1])
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    script = EXAMPLES / "with_accelerate.py"
+    assert len(script.read_text().splitlines()) < 60
+    first, second = scripts.run(script, tmp_path, "--epochs=2", "--every=10")
+    assert len(first.printed) == 2 and not second.printed
+    assert 1 < bits_sent(first.printed[-1]) < 1.05
+    again, _ = scripts.run(script, tmp_path, "--epochs=1", "--every=10", "--resume")
+    accuracies = [float(line.split()[2].rstrip("%,")) for line in first.printed + again.printed]
+    assert accuracies[0] < accuracies[1] < accuracies[2] and accuracies[2] > 60
+    assert not [text for said in (first, second, again) for text in said.warned if "dlion" in text]
+
+
+def test_trainer(tmp_path: Path) -> None:
+    script = EXAMPLES / "with_trainer.py"
+    assert len(script.read_text().splitlines()) < 60
+    first, second = scripts.run(script, tmp_path, "--steps=4", "--width=32")
+    assert "parameters vote" in first.printed[-1] and 1 < bits_sent(first.printed[-1]) < 1.1
+    again, _ = scripts.run(script, tmp_path, "--steps=6", "--width=32", "--resume")
+    assert "parameters vote" in again.printed[-1]
+    assert (tmp_path / "trainer-out" / "checkpoint-6" / "dlion").is_dir()
+    assert not [text for said in (first, second, again) for text in said.warned if "dlion" in text]
