@@ -46,6 +46,7 @@ OPTIONAL: dict[str, str] = {"dlion/train/few_shot/answering.py": "few-shot"}
 LAZY: dict[str, str] = {
     "dlion/elastic/quorum.py": "torchft",
     "dlion/integrations/accelerate.py": "accelerate",
+    "dlion/integrations/lightning.py": "lightning",
     "dlion/integrations/transformers.py": "transformers",
 }
 

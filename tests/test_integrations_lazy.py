@@ -9,7 +9,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # file of dlion/integrations: (package that is missing, extra that brings it)
-NEEDS = {"accelerate": ("accelerate", "accelerate"), "transformers": ("transformers", "transformers")}
+NEEDS = {
+    "accelerate": ("accelerate", "accelerate"),
+    "lightning": ("lightning", "lightning"),
+    "transformers": ("transformers", "transformers"),
+}
 
 
 def test_the_core_imports_no_framework() -> None:

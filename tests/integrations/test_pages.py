@@ -1,4 +1,4 @@
-"""The pages of Accelerate and Trainer: their scripts run, and their diffs are about those scripts."""
+"""The pages of Accelerate, Lightning and Trainer: their scripts run, and their diffs are about those scripts."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(240)  # with frameworks to import, and other wo
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "integrations"
 
 
-@pytest.mark.parametrize("name", ["accelerate", "transformers"])
+@pytest.mark.parametrize("name", ["accelerate", "lightning", "transformers"])
 def test_the_script_of_the_page_runs(name: str, tmp_path: Path) -> None:
     page = (PAGES / f"{name}.md").read_text()
     blocks = re.findall(r"(<!-- torchrun -->\n)?```python\n(.*?)```", page, re.DOTALL)

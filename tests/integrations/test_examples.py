@@ -1,4 +1,4 @@
-"""The examples of Accelerate and Trainer run as they stand, and go on from their checkpoints."""
+"""The examples of Accelerate, Lightning and Trainer run as they stand, and go on from their checkpoints."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 import scripts
 
 pytestmark = pytest.mark.timeout(240)  # with frameworks to import, and other work on the machine
+LIGHTNING = ("torch._dynamo", "dlion.integrations.lightning")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -36,3 +37,15 @@ def test_trainer(tmp_path: Path) -> None:
     assert "parameters vote" in again.printed[-1]
     assert (tmp_path / "trainer-out" / "checkpoint-6" / "dlion").is_dir()
     assert not [text for said in (first, second, again) for text in said.warned if "dlion" in text]
+
+
+def test_lightning(tmp_path: Path) -> None:
+    script = EXAMPLES / "with_lightning.py"
+    assert len(script.read_text().splitlines()) < 60
+    first, _ = scripts.run(script, tmp_path, "--epochs=2", "--every=10", preload=LIGHTNING)
+    kept = "lightning_logs/version_0/checkpoints/epoch=1-step=20.ckpt"
+    again, _ = scripts.run(script, tmp_path, "--epochs=3", "--every=10", "--resume", kept, preload=LIGHTNING)
+    assert 1 < bits_sent(first.printed[-1]) < 1.05
+    before, after = (float(said.printed[-1].split("%")[0]) for said in (first, again))
+    assert 40 < before < after
+    assert not [text for said in (first, again) for text in said.warned if "dlion" in text]
