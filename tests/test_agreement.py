@@ -201,7 +201,8 @@ def test_who_does_not_come_is_named() -> None:
     results = world(3, work, seconds=2)
     assert results[1] is None
     for rank in (0, 2):
-        assert isinstance(results[rank], ExchangeError) and "rank 1 did not come" in str(results[rank])
+        said = "rank 1 did not arrive within 2."  # groups that were adopted: tests/test_processes.py has torch's
+        assert isinstance(results[rank], ExchangeError) and said in str(results[rank])
 
 
 def test_replaced_parameters_of_equal_layout_need_no_agreement() -> None:

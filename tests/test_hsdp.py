@@ -170,6 +170,20 @@ def test_what_cannot_work_is_refused_with_what_to_do(tmp_path: Path) -> None:
         assert told[3].startswith("2.weight is whole on every rank while 0.weight is sharded")
 
 
+def starts_with_frozen_parts(rank: int, size: int, folder: Path) -> str:
+    mesh = mesh_of(folder, rank, size)
+    model = a_model(seed=rank)
+    model[0].requires_grad_(False)
+    for layer in (model[2], model[4]):
+        fully_shard(layer, mesh=mesh["shard"])
+    local_gradients(model, mesh["replicate"].get_group())
+    return said([param.detach() for param in model[0].parameters()])
+
+
+def test_what_is_whole_and_frozen_is_the_same_on_all_ranks(tmp_path: Path) -> None:
+    assert len(set(launch(tmp_path, REPLICAS * SHARDS, starts_with_frozen_parts))) == 1
+
+
 def averages_by_hand(rank: int, size: int, folder: Path) -> list[str]:
     """Warnings of a run whose gradients somebody averages across replicas before the vote."""
     mesh = mesh_of(folder, rank, size)

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from dlion.cli import app
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SIMULATING = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
+CHECKPOINTS = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 TEXTS = (README, GUIDE, *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))))
 RUN = "runs/fashion-mnist-dlion-mavo-n4-s0"
@@ -76,6 +78,16 @@ def test_the_overlap_example_runs_under_torchrun(tmp_path: Path) -> None:
     assert "overlap=True" in code
     (tmp_path / "script.py").write_text(code)
     run([*LAUNCHER, "script.py"], tmp_path)
+
+
+def test_the_loop_of_the_page_on_checkpoints_goes_on_where_it_was(tmp_path: Path) -> None:
+    code = python_blocks(CHECKPOINTS)[1][0]
+    (tmp_path / "script.py").write_text(code.replace("while step < 200", "print('from', step)\nwhile step < 200"))
+    assert run([*LAUNCHER, "script.py"], tmp_path).count("from 0\n") == 2
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["150", "200"]
+    shutil.rmtree(tmp_path / "checkpoints/200")
+    assert run([*LAUNCHER, "script.py"], tmp_path).count("from 150\n") == 2
 
 
 def test_the_optimizer_example_runs_under_torchrun(script: Path) -> None:

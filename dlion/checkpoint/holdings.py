@@ -179,7 +179,8 @@ def buffers_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _bare(model: nn.Module) -> nn.Module:
-    """The model inside torch's wrapper: names shall not depend on it."""
+    """The model inside torch's wrappers: names shall not depend on them."""
+    model = getattr(model, COMPILED.rstrip("."), model)
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 

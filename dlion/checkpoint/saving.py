@@ -24,6 +24,10 @@ class Saving:
         self._thread = threading.Thread(target=self._run, name=f"dlion checkpoint {path.name}")
         self._thread.start()
 
+    def __repr__(self) -> str:
+        how = "under way" if not self.done else "failed" if self._error is not None else "complete"
+        return f"<checkpoint {self.path}: {how}>"
+
     def _run(self) -> None:
         try:
             self._write()

@@ -54,6 +54,10 @@ def local_gradients(model: nn.Module, process_group: dist.ProcessGroup | None = 
         return model
     channel = _channel(process_group, "dlion.local_gradients(model)")
     check_shards(_trained(model), channel.group if channel is not None else None)
+    whole = [(name, tensor.detach()) for name, tensor in _both(model) if not hasattr(tensor, "device_mesh")]
+    for inside in _channels_between_shards(model):  # what is not sharded: frozen parameters, and buffers
+        _check_same(inside, whole)
+        inside.broadcast_([tensor for _, tensor in whole])
     if channel is not None:
         tensors = _tensors(model)
         _check_same(channel, tensors)
@@ -114,9 +118,19 @@ def _trained(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, param) for name, param in model.named_parameters() if param.requires_grad]
 
 
+def _channels_between_shards(model: nn.Module) -> list[Channel]:
+    """To the ranks that together hold the shards of one replica, by each dimension of their mesh."""
+    meshes = [param.device_mesh for param in model.parameters() if hasattr(param, "device_mesh")]
+    groups = [meshes[0].get_group(dimension) for dimension in range(meshes[0].ndim)] if meshes else []
+    return [Channel(group) for group in groups if group.size() > 1]
+
+
+def _both(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    both = [*model.named_parameters(), *model.named_buffers()]
-    return [(name, local(tensor).detach()) for name, tensor in both]
+    return [(name, local(tensor).detach()) for name, tensor in _both(model)]
 
 
 def _check_same(channel: Channel, tensors: list[tuple[str, Tensor]]) -> None:

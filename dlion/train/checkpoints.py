@@ -28,7 +28,7 @@ from dlion.train.workers import Workers
 
 BEST = "best.safetensors"
 SIZE_OF_GROUP = ("workers", "simulate", "batch-size", "batch-sizes")  # a run may go on with others
-MAY_CHANGE = ("steps", "data", "keep-checkpoints", "track", *SIZE_OF_GROUP)  # and is the same run
+MAY_CHANGE = ("steps", "data", "save-every", "keep-checkpoints", "track", *SIZE_OF_GROUP)  # and is the same run
 
 
 @dataclass

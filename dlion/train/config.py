@@ -47,7 +47,7 @@ class TrainConfig(ModelShape, Reading, MethodFlags, CheckpointFlags, RecordFlags
     model: str | None = None
     """Model to train; the task names its default."""
     method: str = "dlion-mavo"
-    """How the workers agree: dlion-mavo, dlion-avg, g-lion or g-adamw."""
+    """How the workers agree: dlion-mavo, dlion-avg, g-lion, g-adamw, or a baseline (docs/methods.md names all)."""
     workers: int | None = None
     """Workers, each with its own data stream: 4 unless a launcher such as torchrun says otherwise."""
     simulate: int | None = None

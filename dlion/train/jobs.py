@@ -159,14 +159,14 @@ def open_run(config: Settled, place: Place) -> Job | None:
 def check_same_run(folder: RunFolder, config: Settled) -> None:
     """Raise a ValueError where a run to go on differs in more than it may."""
     stored = folder.read_config()
-    free = {"steps", "keep-checkpoints", "track", "workers", "simulate"}
+    free = {"steps", "save-every", "keep-checkpoints", "track", "workers", "simulate"}
     if config.workers != stored.workers:
         free |= {"batch-size", "batch-sizes"}
     other = [text for text in differences(config, stored) if text.split()[0].removeprefix("--") not in free]
     if other:
         raise ValueError(
-            f"{folder.path} holds a different run ({other[0]}): only --steps, --keep-checkpoints, --track and the "
-            "number of workers (with it, their batch sizes) can change when a run is resumed."
+            f"{folder.path} holds a different run ({other[0]}): only --steps, --save-every, --keep-checkpoints, --track"
+            " and the number of workers (with it, batch sizes) can change when a run is resumed."
         )
 
 

@@ -97,7 +97,9 @@ def _agree_on_run(config: TrainConfig, place: Place, channel: Channel) -> Job | 
         return job.to_json() if job else None
 
     told = outcomes(channel, open_on_rank_0)[0]
-    return Job.from_json(told) if told else None
+    job = Job.from_json(told) if told else None
+    outcomes(channel, lambda: job.folder.check_seen_by(channel.rank) if job else None)
+    return job
 
 
 def _blame(failure: Failure, job: Job) -> str:

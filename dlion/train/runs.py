@@ -155,6 +155,14 @@ class RunFolder:
         except ValueError as error:
             raise ValueError(f"{self.config_file} does not describe a run: {str(error).rstrip('.')}.") from None
 
+    def check_seen_by(self, rank: int) -> None:
+        """Raise a ValueError where this rank does not see the folder that rank 0 has made."""
+        if not self.config_file.exists():
+            raise ValueError(
+                f"rank {rank} does not see {self.path.absolute()}, which rank 0 has made: give --out a folder that all "
+                "workers see, since each writes its part of a checkpoint into it."
+            )
+
     def append(self, record: Record) -> None:
         """Add one line to `metrics.jsonl`; numbers that are not finite become null, as JSON has no word for them."""
         line = json.dumps({key: finite(value) for key, value in record.items()}, allow_nan=False)

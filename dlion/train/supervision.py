@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class Supervisor:
     process: ForkServerProcess | None = None
 
     def start(self) -> None:
+        resource_tracker.ensure_running()  # first: starting it lets SIGINT and SIGTERM through again
         with held_back():  # a signal to all processes of the command must not end the server that forks workers
             forkserver.ensure_running()
         process = self.context.Process(target=work, args=(self.task,), daemon=True)
@@ -79,7 +80,7 @@ class Supervision:
     """Of all workers started here, until the run is finished, stopped or lost.
 
     Args:
-        tasks: of the workers. restarts: of each. enough: so many of them can go on, if no more are left.
+        tasks: of the workers started here. restarts: of each. enough: so many of them can go on, if no more are left.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Supervision:
     ) -> None:
         self.folder = folder
         self.go_on = tasks[0].go_on
+        self.workers_in_all: int = tasks[0].flags["workers"]
         self.restarts = restarts
         self.enough = enough
         self.supervisors = [Supervisor(context, task, restarts) for task in tasks]
@@ -186,6 +188,8 @@ class Supervision:
             if self.living:
                 return self._stopped(signals, f"{stuck} did not within {STOP_SECONDS:g} s and had to be ended")
             return 128 + signals.number
+        if len(self.supervisors) < self.workers_in_all and not self.given_up:
+            return 0  # they trained to the end; a worker of another command writes the results
         _say(f"dlion: all workers ended, and the results were not written; go on with: {self.go_on}")
         return FAILED
 

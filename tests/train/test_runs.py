@@ -226,3 +226,12 @@ def test_epochs_count_the_whole_set_for_each_worker() -> None:
 
 def test_no_temporary_file_stays(pair: tuple[Path, Path]) -> None:
     assert not [path for path in pair[0].parent.rglob("*") if re.search(r"\.tmp$", path.name)]
+
+
+def test_a_rank_that_does_not_see_the_folder_is_named_before_the_first_step(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"rank 2 does not see .*/run, which rank 0 has made: give --out"):
+        folder.check_seen_by(2)
+    folder.path.mkdir()
+    folder.config_file.touch()
+    folder.check_seen_by(2)
