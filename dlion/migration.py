@@ -12,6 +12,7 @@ Four conventions of weight decay are in use (p: parameter, lr: of this step, wd:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from torch import Tensor
@@ -65,8 +66,14 @@ def migrate(state_dict: Mapping[str, Any], source: str, *, initial_lr: float | N
             "gave; DeepSpeed with ZeRO keeps its state in pieces, which cannot be taken over"
         )
     kind = SOURCES[source]
-    state = {index: _momentum(index, kept, kind.momentum) for index, kept in state_dict["state"].items() if kept}
-    groups = [_group(index, group, kind.decay, initial_lr) for index, group in enumerate(state_dict["param_groups"])]
+    try:
+        state = {index: _momentum(index, kept, kind.momentum) for index, kept in state_dict["state"].items() if kept}
+        groups = [_group(index, kept, kind.decay, initial_lr) for index, kept in enumerate(state_dict["param_groups"])]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"this is not the state dict that {source} writes ({type(error).__name__}: {error}): name the source that "
+            "wrote it, and give it as it was"
+        ) from error
     return {"state": state, "param_groups": groups}
 
 
@@ -82,6 +89,12 @@ def _momentum(index: Any, kept: Mapping[str, Any], name: str) -> dict[str, Tenso
             f"{name} of parameter {index} is {momentum.dtype}, quantized to 8 bits: only floating-point momenta can be "
             f"taken over; train a few hundred steps with 32 bits before you change, or start from zero momentum"
         )
+    if "exp_avg_sq" in kept:
+        raise ValueError(
+            f"parameter {index} has exp_avg_sq, as Adam's have: a Lion keeps one momentum, and starts anew"
+        )
+    if not bool(momentum.isfinite().all()):
+        raise ValueError(f"{name} of parameter {index} is not finite: take an earlier checkpoint")
     return {"exp_avg": momentum.detach().clone()}
 
 
@@ -92,7 +105,12 @@ def _group(index: int, group: Mapping[str, Any], decay: str, initial_lr: float |
                 f"group {index} has {option}={group[option]!r}, which is not Lion: nothing here does the same"
             )
     taken = {name: group[name] for name in _AS_THEY_ARE if name in group}
-    weight_decay = float(group.get("weight_decay", 0.0))
+    lr, betas, weight_decay = float(group["lr"]), tuple(map(float, group["betas"])), float(group["weight_decay"])
+    if not (0 <= lr < inf and 0 <= weight_decay < inf and len(betas) == 2 and all(0 <= beta < 1 for beta in betas)):
+        raise ValueError(
+            f"group {index} has lr={lr}, betas={betas}, weight_decay={weight_decay}: lr and weight_decay must be "
+            "finite and 0 or above, betas two numbers in [0, 1)"
+        )
     if weight_decay and decay == "coupled":
         raise ValueError(
             f"group {index} has weight_decay={weight_decay}, which this source adds to the gradient, inside the sign; "
@@ -100,12 +118,12 @@ def _group(index: int, group: Mapping[str, Any], decay: str, initial_lr: float |
         )
     if weight_decay and decay == "over initial lr":
         weight_decay /= _initial_lr(index, group, initial_lr)
-    return {"maximize": False, **taken, "betas": tuple(group["betas"]), "weight_decay": weight_decay, "t": 0}
+    return {"maximize": False, **taken, "betas": betas, "weight_decay": weight_decay, "t": 0}
 
 
 def _initial_lr(index: int, group: Mapping[str, Any], given: float | None) -> float:
     value = given if given is not None else group.get("initial_lr")
-    if value is None or not float(value) > 0:
+    if value is None or not 0 < float(value) < inf:
         raise ValueError(
             f"group {index} divides weight_decay={group['weight_decay']} by the lr that its constructor was given, "
             f"which is {value!r} here: give initial_lr=..., above 0"

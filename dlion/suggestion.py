@@ -1,11 +1,11 @@
 """Learning rate and weight decay of Lion methods from those of an AdamW run that works."""
 
 from dataclasses import dataclass
-from math import isfinite
 
 from dlion.options import one_of
 
 PAPER_DECAY = 10.0  # weight decay of all Lion methods over that of AdamW, in every pre-training of the paper
+LARGEST = 1e6  # of what anybody trains with
 FINE_TUNING_DECAY = 0.01  # where the paper's AdamW has none
 
 
@@ -43,14 +43,18 @@ def suggest(adamw_lr: float, adamw_wd: float = 0.0, task: str = "language") -> S
         ValueError: a number out of range, or another task.
     """
     one_of("task", task, ("language", "vision"))
-    if not (isfinite(adamw_lr) and adamw_lr > 0):
-        raise ValueError(f"adamw_lr={adamw_lr!r}: give the learning rate of AdamW, above 0")
-    if not (isfinite(adamw_wd) and adamw_wd >= 0):
-        raise ValueError(f"adamw_wd={adamw_wd!r}: give the weight decay of AdamW, 0 or above")
+    if not (_is_number(adamw_lr) and 0 < adamw_lr < LARGEST):
+        raise ValueError(f"adamw_lr={adamw_lr!r}: give the learning rate of AdamW, a number above 0")
+    if not (_is_number(adamw_wd) and 0 <= adamw_wd < LARGEST):
+        raise ValueError(f"adamw_wd={adamw_wd!r}: give the weight decay of AdamW, a number, 0 or above")
     smaller = {"language": 10 / 3, "vision": 10.0}[task]
     decay = _rounded(adamw_wd * PAPER_DECAY) if adamw_wd else FINE_TUNING_DECAY
     lrs = tuple(_rounded(adamw_lr / ratio) for ratio in (10.0, 5.5, 10 / 3))  # 5.5: in the middle, geometrically
     return Suggestion(_rounded(adamw_lr / smaller), decay, (0.9, 0.99), lrs)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _rounded(value: float) -> float:

@@ -158,6 +158,20 @@ def a_state(kept: dict[str, Any] = MOMENTUM, **more: Any) -> dict[str, Any]:
             {},
             "quantized to 8 bits",
         ),
+        (a_state({"exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}), "timm", {}, "as Adam's have"),
+        (a_state({"exp_avg": torch.tensor([0.0, float("nan")])}), "timm", {}, "is not finite"),
+        (a_state(lr=-1.0), "timm", {}, "lr=-1.0, betas"),
+        (a_state(betas=(1.9, 0.99)), "timm", {}, "two numbers in"),
+        (a_state(weight_decay=None), "timm", {}, "not the state dict that timm writes"),
+        ({"state": None, "param_groups": []}, "timm", {}, "not the state dict that timm writes"),
+        (
+            {"state": {}, "param_groups": [{"params": [0], "lr": 1.0}]},
+            "timm",
+            {},
+            "not the state dict that timm writes",
+        ),
+        ({"state": {}, "param_groups": [3]}, "timm", {}, "not the state dict that timm writes"),
+        (a_state(), "lion-pytorch-decoupled", {"initial_lr": float("inf")}, "give initial_lr"),
         ({"state": {0: MOMENTUM}, "param_groups": [a_group()]}, "bitsandbytes-coupled", {}, "inside the sign"),
         (
             {"state": {0: MOMENTUM}, "param_groups": [a_group(caution=True)]},
@@ -193,7 +207,14 @@ def test_suggestions_are_the_settings_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"), [((0.0,), "adamw_lr"), ((1e-3, -1.0), "adamw_wd"), ((1.0, 0.1, "x"), "task")]
+    ("given", "says"),
+    [
+        ((0.0,), "adamw_lr"),
+        ((1e-3, -1.0), "adamw_wd"),
+        ((1.0, 0.1, "x"), "task"),
+        (("3e-4",), "adamw_lr"),
+        ((1.0, 1e308), "adamw_wd"),
+    ],
 )
 def test_suggestions_need_sense(given: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
