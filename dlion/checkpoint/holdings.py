@@ -168,17 +168,17 @@ def _buffers_of(model: nn.Module, optimizer: Distributed, rank: int) -> Iterator
 
 def parameters_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """By the names that they have in a checkpoint."""
-    for name, param in _bare(model).named_parameters():
+    for name, param in bare(model).named_parameters():
         yield _plain(name), param
 
 
 def buffers_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """By the names that they have in a checkpoint."""
-    for name, buffer in _bare(model).named_buffers():
+    for name, buffer in bare(model).named_buffers():
         yield _plain(name), buffer.detach()
 
 
-def _bare(model: nn.Module) -> nn.Module:
+def bare(model: nn.Module) -> nn.Module:
     """The model inside torch's wrappers: names shall not depend on them."""
     model = getattr(model, COMPILED.rstrip("."), model)
     return model.module if isinstance(model, DistributedDataParallel) else model

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from dlion import checkpoint
 from dlion.checkpoint.crew import crew_of
-from dlion.checkpoint.holdings import COMPILED
+from dlion.checkpoint.holdings import COMPILED, bare
 from dlion.optim import Distributed
 
 
@@ -62,20 +61,13 @@ def _trained(models: Iterable[nn.Module], optimizer: Distributed) -> nn.Module:
     """A module of the parameters that `optimizer` trains, and of all buffers: the models' own tensors."""
     mine = {param for group in optimizer.param_groups for param in group["params"]}
     module = nn.Module()
-    for number, model in enumerate(map(_bare, models)):
+    for number, model in enumerate(map(bare, models)):
         for name, param in model.named_parameters():
             if param in mine:
                 module.register_parameter(_as_one_name(number, name), param)
         for name, buffer in model.named_buffers():
             module.register_buffer(_as_one_name(number, name), buffer)
     return module
-
-
-def _bare(model: nn.Module) -> nn.Module:
-    """The model inside torch's wrappers: names shall not depend on them."""
-    model = getattr(model, COMPILED.rstrip("."), model)
-    model = model.module if isinstance(model, DistributedDataParallel) else model
-    return getattr(model, COMPILED.rstrip("."), model)
 
 
 def _as_one_name(number: int, name: str) -> str:

@@ -22,3 +22,8 @@ def require_count(flag: str, value: int | None, least: int = 1) -> None:
 def shown(value: object) -> str:
     """What was given, fit for a message: on one line, and not all of it where it is long."""
     return quoting.shown(value, SHOWN) if isinstance(value, int) else quoting.shortened(str(value), SHOWN)
+
+
+def said_by(error: BaseException) -> str:
+    """What a foreign package says of its error, fit for a message; the kind of error where it says nothing."""
+    return shown(" ".join(str(error).split()) or type(error).__name__)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext, redirect_stderr
 from importlib import import_module
 from typing import Any
 
-from dlion.train.legal import shown
+from dlion.train.legal import said_by
 
 
 def needed(module: str, package: str, purpose: str, command: str | None = None) -> Any:
@@ -62,7 +62,7 @@ def reading(what: str, advice: str = "") -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != PANIC:
             raise
-        reason = shown(" ".join(str(error).split()) or type(error).__name__)
+        reason = said_by(error)
         raise ValueError(f"{what} cannot be read ({reason}){': ' + advice if advice else ''}") from None
 
 

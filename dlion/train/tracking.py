@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from dlion.train.config import Settled, to_flags
-from dlion.train.legal import shown
+from dlion.train.legal import said_by
 from dlion.train.optional import needed, quiet
 from dlion.train.progress import Display
 from dlion.train.runs import Record, RunFolder, finite
@@ -55,7 +55,7 @@ class Tracked:
             act()
         except Exception as error:  # whatever a service on the network may raise: training goes on
             del self._trackers[name]
-            reason = shown(" ".join(str(error).split()) or type(error).__name__)
+            reason = said_by(error)
             self.say(f"{name} failed ({reason}): it gets no more records, metrics.jsonl has them all")
 
 
@@ -167,7 +167,7 @@ def _begun(name: str, folder: RunFolder, config: Settled, at: int) -> Tracker:
         with quiet():
             return _ADAPTERS[name][2](module, folder, config, at)
     except Exception as error:
-        reason = shown(" ".join(str(error).split()) or type(error).__name__)
+        reason = said_by(error)
         raise ValueError(f"--track {name}: it cannot begin ({reason}): mend that, or leave it out.") from error
 
 

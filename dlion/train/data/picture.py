@@ -7,7 +7,7 @@ from typing import IO
 
 from PIL import Image
 
-from dlion.train.legal import shown
+from dlion.train.legal import said_by
 
 MOST_PIXELS = 90_000_000  # where Pillow itself warns of files that are small and become large
 
@@ -29,5 +29,5 @@ def _readable(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # damaged files raise nearly anything, as there are many formats
-        reason = shown(" ".join(str(error).split()) or type(error).__name__)
+        reason = said_by(error)
         raise ValueError(f"{name} is no readable image ({reason}); remove or replace it") from None

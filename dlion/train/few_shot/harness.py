@@ -9,7 +9,7 @@ from typing import Any
 
 from dlion.train.data.sets import expanded
 from dlion.train.few_shot.settings import FewShotConfig
-from dlion.train.legal import shown
+from dlion.train.legal import said_by
 from dlion.train.optional import data_sets, harness, quiet, reading
 
 # The file in which the harness defines each task; its index of all 13,000 tasks takes seconds.
@@ -94,7 +94,7 @@ def _loaded(manager: Any, name: str) -> Any:
     try:
         return manager.load([name])["tasks"][name]
     except Exception as error:  # of files that are damaged nearly anything
-        reason = shown(" ".join(str(error).split()) or type(error).__name__)
+        reason = said_by(error)
         raise ValueError(
             f"the data of {name} cannot be had ({reason}): on a machine without a network give --task-data"
         ) from None
