@@ -12,6 +12,12 @@ from dlion.replica import Replica
 from dlion.stats import Stats
 
 GUARDED_STEPS = 3  # steps whose gradients are compared, to find gradients that were averaged before
+ORPHANED = -1  # stands for the hash of gradients where no parameter has one
+WITHOUT_GRADIENTS = (
+    f"no parameter of the optimizer had a gradient on any worker in the first {GUARDED_STEPS} steps, so nothing is "
+    "trained: call fully_shard(model), and whatever else replaces a model's parameters, before the optimizer is made, "
+    "and backward() before step()"
+)
 
 
 def gathered(channel: Channel, numbers: list[int], stats: Stats) -> list[list[int]]:
@@ -32,7 +38,7 @@ def told(channel: Channel, value: Any, stats: Stats) -> list[Any]:
 
 
 class Guard:
-    """Finds out in the first steps whether gradients had been averaged already: then nothing is saved.
+    """Finds out in the first steps whether gradients had been averaged already, or whether there are none at all.
 
     Args:
         channel: to the other workers; None for one worker alone.
@@ -42,22 +48,35 @@ class Guard:
     def __init__(self, channel: Channel | None, stats: Stats) -> None:
         self._channel, self._stats = channel, stats
         self._steps = 0
-        self._averaged = True
+        self._averaged = self._orphaned = True
 
     def look(self, replica: Replica) -> None:
         """Compare the gradients of a step; a collective call in the first steps. Who rests has none to compare."""
-        if self._channel is None or self._steps >= GUARDED_STEPS:
+        if self._steps >= GUARDED_STEPS:
             return
-        grads = [] if replica.resting else [local(param.grad) for param in replica.params if param.grad is not None]
-        with self._channel.during("comparing gradients"):
-            hashes = gathered(self._channel, [checksum(grads) >> 1], self._stats)
-        self._averaged = self._averaged and hashes[0] != [0] and all(value == hashes[0] for value in hashes)
+        hashes = self._hashes(replica)
+        self._orphaned = self._orphaned and bool(replica.params) and all(value == [ORPHANED] for value in hashes)
+        equal = hashes[0] not in ([0], [ORPHANED]) and all(value == hashes[0] for value in hashes)
+        self._averaged = self._averaged and len(hashes) > 1 and equal
         self._steps += 1
-        if self._steps == GUARDED_STEPS and self._averaged:
-            warnings.warn(
-                f"gradients were equal on all {self._channel.size} workers in the first {GUARDED_STEPS} steps, so they "
-                "seem to be averaged already, or all workers read the same data: votes then carry no information; call "
-                "dlion.local_gradients(model) on the DDP module to switch averaging off (a framework that wraps models "
-                "itself: docs/integrations says how), or give ranks their own data",
-                stacklevel=9,  # whoever called step()
-            )
+        if self._steps == GUARDED_STEPS and (self._orphaned or self._averaged):
+            # whoever called step()
+            warnings.warn(WITHOUT_GRADIENTS if self._orphaned else _averaged_among(len(hashes)), stacklevel=9)
+
+    def _hashes(self, replica: Replica) -> list[list[int]]:
+        """Of all workers' gradients."""
+        grads = [local(param.grad) for param in replica.params if param.grad is not None]
+        own = (checksum([] if replica.resting else grads) >> 1) if grads else ORPHANED
+        if self._channel is None:
+            return [[own]]
+        with self._channel.during("comparing gradients"):
+            return gathered(self._channel, [own], self._stats)
+
+
+def _averaged_among(workers: int) -> str:
+    return (
+        f"gradients were equal on all {workers} workers in the first {GUARDED_STEPS} steps, so they "
+        "seem to be averaged already, or all workers read the same data: votes then carry no information; call "
+        "dlion.local_gradients(model) on the DDP module to switch averaging off (a framework that wraps models "
+        "itself: docs/integrations says how), or give ranks their own data"
+    )

@@ -23,6 +23,18 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def has_mean(tensor: Tensor) -> bool:
+    """Whether a mean over workers says something: of real and complex numbers, not of whole ones and truth values."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def dtype_of_sums(dtype: torch.dtype) -> torch.dtype:
+    """In which numbers of `dtype` are added: at least float32; torch promotes no 8-bit floats by itself."""
+    if dtype.itemsize == 1:
+        return torch.float32
+    return torch.promote_types(dtype, torch.float32)
+
+
 def overwrite(tensor: Tensor, values: Tensor) -> None:
     """Make `values`, of the same shape, those of `tensor`; of an expanded tensor only what is stored is written."""
     stored = tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())

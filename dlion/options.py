@@ -183,11 +183,13 @@ def check_process_group(group: Any) -> None:
     """Raise a ValueError for what is no process group, or is one without this worker."""
     if group is None or isinstance(group, dist.ProcessGroup):
         return
-    if group == dist.GroupMember.NON_GROUP_MEMBER:
+    if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(
             f"process_group={group!r}: this worker is not a member of the group: build the optimizer on members only"
         )
-    raise ValueError(f"process_group={group!r} must be a torch.distributed ProcessGroup, or None for the default one")
+    raise ValueError(
+        f"process_group={shown(group)} must be a torch.distributed ProcessGroup, or None for the default one"
+    )
 
 
 def _checked_rounding(method: str, rounding: str | None) -> str:
@@ -239,9 +241,11 @@ def _checked_verification(every: Any) -> int:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether float() means the value itself: text is not a number here."""
+    """Whether float() means the value itself: text is not a number here, nor are True and False."""
     if isinstance(value, Tensor):
-        return value.numel() == 1 and not value.is_complex()
+        return value.numel() == 1 and not value.is_complex() and value.dtype != torch.bool
+    if isinstance(value, bool):
+        return False
     if isinstance(value, int):
         return abs(value) <= sys.float_info.max
     return isinstance(value, SupportsFloat)

@@ -4,6 +4,7 @@ A worker whose call fails posts where it stands in the process group's store and
 same. Who waits for long looks there now and then, so all learn of it, whatever call they are in.
 """
 
+import re
 import threading
 import time
 import weakref
@@ -23,6 +24,8 @@ ATTENTION = 0.5  # seconds of waiting between two looks whether somebody called 
 POLL = 0.05  # seconds between two looks for answers
 
 KEY = "dlion/roll"
+
+CLOSED = re.compile("closed by peer|reset by peer|broken pipe", re.IGNORECASE)  # what the network library says then
 
 T = TypeVar("T")
 
@@ -168,7 +171,9 @@ class RollCall:
             store.set(call, place)
 
         def answers(store: Store) -> dict[int, str]:
-            return {rank: store.get(key).decode() for rank, key in enumerate(everyone) if store.check([key])}
+            return {
+                rank: store.get(key).decode(errors="replace") for rank, key in enumerate(everyone) if store.check([key])
+            }
 
         present: dict[int, str] = {}
         pause = POLL
@@ -214,9 +219,10 @@ class RollCall:
         elsewhere = "".join(f"; rank {rank} stands in {where}" for rank, where in sorted(others.items()))
         if not roll.absent:
             return f"{who} lost contact after {waited:.1f} s in {place}, though all workers answer{elsewhere}: {advice}"
+        closed = ", when a connection was closed" if CLOSED.search(reason) else ""  # by who died, or by who gave up
         return (
             f"{who} lost another worker: {ranks_text(roll.absent)} did not arrive within {waited:.1f} s in "
-            f"{place}{elsewhere}: look for the first error there and {advice}"
+            f"{place}{closed}{elsewhere}: look for the first error there and {advice}"
         )
 
 

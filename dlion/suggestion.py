@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dlion.options import one_of
+from dlion.settings import number
 
 PAPER_DECAY = 10.0  # weight decay of all Lion methods over that of AdamW, in every pre-training of the paper
 LARGEST = 1e6  # of what anybody trains with
@@ -43,18 +44,14 @@ def suggest(adamw_lr: float, adamw_wd: float = 0.0, task: str = "language") -> S
         ValueError: a number out of range, or another task.
     """
     one_of("task", task, ("language", "vision"))
-    if not (_is_number(adamw_lr) and 0 < adamw_lr < LARGEST):
+    if not (number(adamw_lr, 0, LARGEST) and adamw_lr > 0):
         raise ValueError(f"adamw_lr={adamw_lr!r}: give the learning rate of AdamW, a number above 0")
-    if not (_is_number(adamw_wd) and 0 <= adamw_wd < LARGEST):
+    if not number(adamw_wd, 0, LARGEST):
         raise ValueError(f"adamw_wd={adamw_wd!r}: give the weight decay of AdamW, a number, 0 or above")
     smaller = {"language": 10 / 3, "vision": 10.0}[task]
     decay = _rounded(adamw_wd * PAPER_DECAY) if adamw_wd else FINE_TUNING_DECAY
     lrs = tuple(_rounded(adamw_lr / ratio) for ratio in (10.0, 5.5, 10 / 3))  # 5.5: in the middle, geometrically
     return Suggestion(_rounded(adamw_lr / smaller), decay, (0.9, 0.99), lrs)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _rounded(value: float) -> float:

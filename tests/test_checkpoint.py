@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from small_runs import equal, fresh, simulate, train, whole
+from small_runs import equal, fresh, simulate, train, trained, whole
 from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from world import succeed, world
 
-from dlion import Distributed, Simulation, checkpoint
+from dlion import Distributed, Simulation, checkpoint, synchronize_buffers
 from dlion.checkpoint.draft import Draft
 from dlion.checkpoint.newcomers import mean_of_workers
 from dlion.methods import METHODS
@@ -114,6 +114,29 @@ def test_the_mean_is_taken_in_rank_order_and_whole_numbers_are_the_first_workers
     mean = mean_of_workers(iter(rows))
     assert mean["m"].dtype == torch.bfloat16 and float(mean["m"]) == 65.0  # in bfloat16 the sum would stay 256
     assert int(mean["n"]) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128])
+def test_buffers_of_every_kind_are_loaded_at_another_number(dtype: torch.dtype, tmp_path: Path) -> None:
+    """As `synchronize_buffers` gives them."""
+    values = [torch.tensor([2.0, -6.0]).to(dtype), torch.tensor([4.0, -2.0]).to(dtype)]
+
+    def work(rank: int, group: dist.ProcessGroup) -> torch.Tensor:
+        model, optimizer = trained(1, group, rank)
+        model.register_buffer("odd", values[rank])
+        checkpoint.save(tmp_path / "a", model, optimizer)
+        return synchronize_buffers(model, group).odd
+
+    both = succeed(world(2, work))
+    model, optimizer = trained(1)
+    model.register_buffer("odd", torch.zeros(2).to(dtype))
+    checkpoint.load(tmp_path / "a", model, optimizer)
+    simulation = Simulation(model, workers=2)
+    for rank in range(2):
+        simulation.load_buffers({**simulation.buffers(rank), "odd": values[rank]}, rank)
+    simulation.synchronize_buffers()
+    for found in (*both, model.odd, *(simulation.buffers(rank)["odd"] for rank in range(2))):
+        assert found.dtype == dtype and found.to(torch.complex128).tolist() == [3, -4]
 
 
 def test_torch_reads_all_momenta_stacked(four: tuple[Path, list[Any]]) -> None:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,14 @@ from dlion.errors import CheckpointError
 
 SECONDS = 30  # that workers wait for each other
 
+
+class Closed:
+    """A path that raises what nobody expects of one."""
+
+    def __fspath__(self) -> str:
+        raise RuntimeError("the archive is closed")
+
+
 # the argument that one worker gives, and what all then hear
 ANY_CALL: list[tuple[dict[str, Any], str]] = [
     ({"path": ""}, "path='' is no path"),
@@ -35,6 +44,11 @@ ANY_CALL: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": None}, "optimizer=None is none of dlion's"),
     ({"optimizer": torch.optim.SGD(fresh().parameters())}, "optimizer=a torch.optim.sgd.SGD is none of dlion's"),
     ({"process_group": "gloo"}, "process_group='gloo' must be a torch.distributed ProcessGroup"),
+    ({"process_group": 7}, "process_group=7 must be a torch.distributed ProcessGroup"),
+    ({"process_group": dist.GroupMember.NON_GROUP_MEMBER}, "process_group=-100: this worker is not a member"),
+    ({"process_group": torch.ones(2)}, "process_group=tensor([1., 1.]) must be a torch.distributed ProcessGroup"),
+    ({"path": Closed()}, "RuntimeError: the archive is closed"),
+    ({"timeout": torch.empty(1, device="meta")}, "RuntimeError: "),
     ({"timeout": -1}, "timeout=-1 must be a positive number of seconds"),
     ({"timeout": math.nan}, "timeout=nan must be a positive number of seconds"),
     ({"timeout": "soon"}, "timeout='soon' must be a positive number of seconds"),
@@ -133,6 +147,25 @@ def test_real_processes_hear_it_too(tmp_path: Path) -> None:
     for said in launch(tmp_path, 2, astray):
         for text, wanted in zip(said, ("path=None", "optimizer=a torch.optim", "path=''", "timeout=0"), strict=True):
             assert wanted in text and f"rank {'0' if wanted == 'timeout=0' else '1'}: " in text
+
+
+def outside(rank: int, size: int, folder: Path) -> str:
+    """Rank 0 saves in a group of its own, and hears nothing of rank 1, whose optimizer would vote with rank 0."""
+    meet(folder, "store", rank, size)
+    model, optimizer = trained(1)
+    alone = dist.new_group([0])
+    if rank == 0:
+        checkpoint.save(folder / "a", model, optimizer, process_group=alone)
+        return ""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError, match="process_group=-100") as error:
+        patch.setattr("dlion.checkpoint.crew.STRAY", timedelta(seconds=0.5))
+        checkpoint.save(folder / "a", model, optimizer, process_group=alone)
+    return str(error.value)
+
+
+def test_who_is_not_in_the_group_is_told_so_although_nobody_waits(tmp_path: Path) -> None:
+    assert "this worker is not a member of the group" in launch(tmp_path, 2, outside)[1]
+    assert checkpoint.is_complete(tmp_path / "a")
 
 
 @pytest.mark.parametrize("name", ["verify", "is_complete", "latest"])

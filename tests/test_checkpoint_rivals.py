@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from processes import launch, meet
 from small_runs import trained
 from world import world
 
 from dlion import checkpoint
 from dlion.checkpoint.draft import Draft
-from dlion.errors import CheckpointError
+from dlion.errors import CheckpointError, ExchangeError
 
 PLACES = ["open", "write", "publish"]
 
@@ -100,7 +101,7 @@ def test_an_attempt_that_was_taken_for_a_dead_one_begins_again(tmp_path: Path, m
     assert len(made) == 2 and made[0] != made[1] and checkpoint.is_complete(tmp_path / "a")
 
 
-def test_a_lost_worker_leaves_a_draft_that_the_next_attempt_deletes(tmp_path: Path) -> None:
+def test_a_lost_worker_leaves_no_draft(tmp_path: Path) -> None:
     def work(rank: int, group: dist.ProcessGroup) -> None:
         model, optimizer = trained(1, group, rank)
         checkpoint.save(tmp_path / "before", model, optimizer)
@@ -108,5 +109,25 @@ def test_a_lost_worker_leaves_a_draft_that_the_next_attempt_deletes(tmp_path: Pa
             checkpoint.save(tmp_path / "a", model, optimizer, timeout=1)
 
     assert str(world(2, work)[0]).startswith("rank 0 of 2 lost another worker: rank 1 did not arrive within 1.")
-    checkpoint.save(tmp_path / "a", *trained(1))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "before"]
+    assert [path.name for path in tmp_path.iterdir()] == ["before"]
+
+
+def dying(dead: int, rank: int, size: int, folder: Path) -> list[str]:
+    """One worker dies while all write; what the other one finds then."""
+    meet(folder, "store", rank, size)
+    model, optimizer = trained(1, dist.group.WORLD, rank)
+    write = Draft.write
+
+    def end(draft: Draft, parts: Any) -> Any:
+        return os._exit(9) if rank == dead else write(draft, parts)
+
+    Draft.write = end  # type: ignore[method-assign]
+    with pytest.raises(ExchangeError):
+        checkpoint.save(folder / "saved" / "a", model, optimizer)
+    return [path.name for path in (folder / "saved").iterdir()]
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_killed_worker_leaves_no_draft(dead: int, tmp_path: Path) -> None:
+    """Even that of worker 0, who made it: who lives deletes it."""
+    assert launch(tmp_path, 2, partial(dying, dead))[1 - dead] == []

@@ -124,11 +124,12 @@ def test_buffers_become_the_mean_and_counters_rank_zeros() -> None:
     assert all(torch.equal(t, ranks[0][name]) for buffers in ranks for name, t in buffers.items())
     originals = [dict(Odd(rank).named_buffers()) for rank in range(3)]
     for name, got in ranks[0].items():
-        if not got.is_floating_point():
+        if not got.is_floating_point() and not got.is_complex():
             assert torch.equal(got, originals[0][name]), name
         elif got.numel():
-            mean = torch.stack([buffers[name].double() for buffers in originals]).mean(0)
-            assert torch.allclose(got.double(), mean, atol=2 * torch.finfo(got.dtype).eps, rtol=1e-2), name
+            wide = torch.complex128 if got.is_complex() else torch.float64
+            mean = torch.stack([buffers[name].to(wide) for buffers in originals]).mean(0)
+            assert torch.allclose(got.to(wide), mean, atol=2 * torch.finfo(got.dtype).eps, rtol=1e-2), name
     assert torch.equal(ranks[0]["hidden"], torch.ones(2))
 
 
@@ -267,6 +268,24 @@ def test_averaged_gradients_are_found_out_after_three_steps() -> None:
     assert guarded(ddp, steps=2) == []
     said = guarded(ddp, steps=6)
     assert len(said) == 2 and "averaged already" in said[0]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_steps_without_any_gradient_are_found_out(workers: int) -> None:
+    """One that comes in time, on any worker, is enough."""
+
+    def work(rank: int, group: dist.ProcessGroup) -> None:
+        for late in (3, 2):
+            model = copy.deepcopy(MODEL)
+            optimizer = DistributedLion(model.parameters(), lr=0.01, process_group=group)
+            for step in range(5):
+                if step >= late and rank == 0:
+                    backward(model, rank, step)
+                optimizer.step()
+
+    with pytest.warns(UserWarning, match="no parameter of the optimizer had a gradient on any worker") as caught:
+        succeed(world(workers, work))
+    assert len(caught) == workers and {each.filename for each in caught} == {__file__}
 
 
 def test_local_and_zero_gradients_are_left_alone() -> None:

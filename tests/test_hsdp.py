@@ -57,6 +57,27 @@ def mesh_of(folder: Path, rank: int, size: int) -> DeviceMesh:
     return init_device_mesh("cpu", (REPLICAS, SHARDS), mesh_dim_names=("replicate", "shard"))
 
 
+def orphaned(rank: int, size: int, folder: Path) -> list[str]:
+    """The optimizer is made before the model is sharded, which gives it other parameters."""
+    mesh = mesh_of(folder, rank, size)
+    group = mesh["replicate"].get_group()
+    model = local_gradients(a_model(seed=0), group)
+    optimizer = Distributed(model.named_parameters(), process_group=group, **OPTIONS)
+    fully_shard(model, mesh=mesh["shard"])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(STEPS):
+            backward(model, rank, step)
+            optimizer.step()
+    return [str(each.message) for each in caught if each.filename == __file__]
+
+
+def test_an_optimizer_that_was_made_before_its_model_was_sharded_warns(tmp_path: Path) -> None:
+    for said in launch(tmp_path, REPLICAS * SHARDS, orphaned):
+        assert len(said) == 1 and "no parameter of the optimizer had a gradient on any worker" in said[0]
+        assert "call fully_shard(model)" in said[0]
+
+
 def trains(rank: int, size: int, folder: Path, **options: Any) -> dict[str, Any]:
     """Six steps. Every rank's own gradients go into a file, for the simulator."""
     mesh = mesh_of(folder, rank, size)

@@ -111,6 +111,8 @@ def one_dies(rank: int, size: int, folder: Path) -> dict[str, Any]:
 def test_a_killed_process_is_an_error_in_the_others_at_once(tmp_path: Path) -> None:
     results = launch(tmp_path, 3, one_dies)
     assert results[1] == 7
+    # who has no connection to it hears of it from the one that has
+    assert any("at t=5, when a connection was closed" in results[rank]["said"] for rank in (0, 2))
     for rank in (0, 2):
         assert results[rank]["step"] == 5 and results[rank]["seconds"] < 15
         assert f"rank {rank} of 3 lost another worker: rank 1 did not arrive within" in results[rank]["said"]

@@ -123,6 +123,17 @@ def test_workers_that_wait_for_different_things_are_told_where_the_others_stand(
 
 
 @pytest.mark.usefixtures("impatient")
+def test_bytes_in_the_store_that_are_no_text_are_shown_all_the_same() -> None:
+    def work(rank: int, group: dist.ProcessGroup) -> str:
+        if rank == 1:
+            group.get_group_store().set("dlion/roll/steps/0/1", b"\xff")
+            return ""
+        return refused(Channel(group, "ballots").barrier)[0]
+
+    assert "though all workers answer; rank 1 stands in \ufffd: start again" in succeed(world(2, work, seconds=1))[0]
+
+
+@pytest.mark.usefixtures("impatient")
 def test_who_comes_back_too_late_hears_that_the_others_gave_up() -> None:
     gone = threading.Event()
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from dlion.checkpoint.manifest import Manifest, damaged, read_manifest
 from dlion.checkpoint.newcomers import mean_of_workers
 from dlion.checkpoint.saving import Saving
 from dlion.checkpoint.stacked import Part, Stacked
-from dlion.errors import CheckpointError, ranks_text
+from dlion.errors import CheckpointError, ExchangeError, ranks_text
 from dlion.optim import Distributed
 from dlion.quoting import one_line
 
@@ -79,12 +79,9 @@ def save(
     wrong: Exception | None = None
     try:
         order = Order.checked(path, model, optimizer, notes, files, asynchronous, process_group, timeout)
-    except ValueError as error:
+    except Exception as error:
         order, wrong = Order(Path(), {}, {}, None), error
-    crew = crew_of(optimizer, process_group, order.patience, loading=False)
-    _begin(crew)
-    if wrong is not None:
-        _refuse(crew, "save", wrong)
+    crew = _met("save", optimizer, process_group, order.patience, wrong)
     draft, parts, failed = Draft(order.path), list[Part](), None
     about = Manifest(optimizer.method, crew.size, int(optimizer.param_groups[0]["t"]), order.notes, {})
     try:
@@ -138,12 +135,9 @@ def load(
     try:
         folder = checked_path("path", path)
         patience = checked_workers(model, optimizer, process_group, timeout)
-    except ValueError as error:
+    except Exception as error:
         wrong = error
-    crew = crew_of(optimizer, process_group, patience, loading=True)
-    _begin(crew)
-    if wrong is not None:
-        _refuse(crew, "load", wrong)
+    crew = _met("load", optimizer, process_group, patience, wrong)
     found = _take_up(folder, crew, model, optimizer)
     return found[crew.here[0]].said["extra"]
 
@@ -183,26 +177,39 @@ def _take_up(folder: Path, crew: Crew, model: nn.Module, optimizer: Distributed)
     return found
 
 
-def _begin(crew: Crew) -> None:
-    """Wait for the checkpoint that is being written: calls of two would mix."""
-    last = _last.get(crew.channel or _ALONE)
-    if last is not None:
-        last.ended()
-        if last.error is not None and not last.asked:
-            last.asked = True
-            warnings.warn(f"the last checkpoint failed, and nobody waited for it: {last.error}", stacklevel=3)
-    if crew.channel is not None and crew.patience is not None:
-        crew.channel.wait_at_most(crew.patience)
-
-
-def _refuse(crew: Crew, call: str, wrong: Exception) -> NoReturn:
-    """Raise what is wrong with an argument of this worker, on all workers."""
+def _met(call: str, optimizer: Any, group: Any, patience: timedelta | None, wrong: Exception | None) -> Crew:
+    """The workers, where `call` may begin; what is wrong with an argument of this one, all of them raise."""
 
     def refuse() -> None:
+        assert wrong is not None
         raise wrong
 
-    crew.told(call, refuse)
-    raise wrong
+    try:
+        crew = crew_of(optimizer, group, patience, loading=call == "load")
+        last = _last.get(crew.channel or _ALONE)
+        if last is not None:
+            last.ended()  # calls of two checkpoints would mix
+            wrong = wrong or _asked_after(last)
+        if crew.channel is not None and crew.patience is not None:
+            crew.channel.wait_at_most(crew.patience)
+        if wrong is not None:
+            crew.told(call, refuse)
+    except ExchangeError:
+        if wrong is not None:
+            raise wrong from None  # nobody came to hear of it
+        raise
+    return crew
+
+
+def _asked_after(last: Saving) -> Warning | None:
+    """Warn of a checkpoint that failed unheard; the warning, where it is an error here, and perhaps here alone."""
+    if last.error is not None and not last.asked:
+        last.asked = True
+        try:
+            warnings.warn(f"the last checkpoint failed, and nobody waited for it: {last.error}", stacklevel=4)
+        except Warning as warning:
+            return warning
+    return None
 
 
 def _part(model: nn.Module, optimizer: Distributed, rank: int, workers: int, extra: Any, copied: bool) -> Part:
@@ -232,12 +239,15 @@ def _write(
         written = crew.told("save", lambda: draft.write(parts))
         crew.told("save", lambda: draft.publish(parts[0], about, written, others) if crew.leads else None)
     except CheckpointError as error:
-        if crew.leads:
-            draft.remove()
         raise CheckpointError(
             f"the checkpoint {draft.path} was not written: {error} (those of before are as they were)"
         ) from error.__cause__
+    except ExchangeError:
+        draft.forget_dead()  # worker 0 may be the one that was lost
+        raise
     finally:
+        if crew.leads:
+            draft.remove()  # nothing, where it has got its name
         draft.release()
 
 

@@ -17,6 +17,7 @@ from dlion.simulate import Simulation
 from dlion.voting import checkpoint_channel
 
 WHO = "dlion.checkpoint"
+STRAY = timedelta(seconds=10)  # for others to come and hear that this worker stands outside
 SHOWN = 1000  # letters of what went wrong on a worker
 
 
@@ -91,13 +92,15 @@ def crew_of(optimizer: Any, group: Any, timeout: timedelta | None, *, loading: b
         return group
     if isinstance(optimizer, Simulation):
         return Crew(optimizer.workers, range(optimizer.workers), None)
-    if isinstance(optimizer, Elastic) and loading and group is None:
+    if isinstance(optimizer, Elastic) and loading and not isinstance(group, dist.ProcessGroup):
         return Crew(optimizer.terms.workers, (optimizer.terms.worker,), None)
     parent = _group_of(optimizer, group)
     if parent is None or parent.size() == 1:
         return ALONE
     own = optimizer.options.timeout if isinstance(optimizer, Distributed) else None
     patience = timeout or own or timeout_of(parent)
+    if _is_outside(group):
+        patience = min(patience, STRAY)
     channel = checkpoint_channel(parent, patience)
     return Crew(channel.size, (channel.rank,), channel, patience)
 
@@ -106,8 +109,6 @@ def _group_of(optimizer: Any, given: Any) -> dist.ProcessGroup | None:
     """The process group of the workers, None for one alone."""
     if isinstance(given, dist.ProcessGroup):
         return given
-    if isinstance(given, int):  # what torch gives those who are not in a group: nobody there waits for them
-        return None
     if isinstance(optimizer, Elastic):
         if not optimizer.workers_here or not optimizer.rounds.round:
             raise CheckpointError("an elastic optimizer finds its workers in step(): save after one")
@@ -115,6 +116,11 @@ def _group_of(optimizer: Any, given: Any) -> dist.ProcessGroup | None:
     if isinstance(optimizer, Distributed) and not optimizer.membership.lost:
         return optimizer.membership.group(WHO, 1)
     return default_group(WHO)
+
+
+def _is_outside(given: Any) -> bool:
+    """Whether it is what torch gives a worker that is not in a group: perhaps nobody waits for that worker."""
+    return type(given) is int and given == dist.GroupMember.NON_GROUP_MEMBER
 
 
 def reason_of(error: BaseException) -> str:

@@ -49,7 +49,7 @@ class Draft:
                 what = "no file" if source.exists() else "not there"
                 raise CheckpointError(f"files[{name!r}], {source}, is {what}: give the path of a file")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._forget_dead()
+        self.forget_dead()
         self._claim()
         for name, source in files.items():
             whole = source.resolve()  # a link to a symbolic link would point to nowhere from here
@@ -106,6 +106,17 @@ class Draft:
             raise
         sync(self.path.parent)
 
+    def forget_dead(self) -> None:
+        """Delete what killed attempts with this path left: whose lock can be had."""
+        name = re.compile(rf"\.{re.escape(self.path.name)}\.[0-9a-f]{{8}}\.tmp")
+        with suppress(FileNotFoundError):
+            for entry in list(self.path.parent.iterdir()):
+                if name.fullmatch(entry.name):
+                    with suppress(OSError):
+                        held = _lock(entry)
+                        shutil.rmtree(entry, ignore_errors=True)
+                        os.close(held)
+
     def remove(self) -> None:
         """Leave nothing."""
         if self.name:
@@ -129,16 +140,6 @@ class Draft:
                     continue  # another attempt took it for a dead one before it was locked
                 except OSError:
                     return
-
-    def _forget_dead(self) -> None:
-        """Delete what killed attempts with this path left: whose lock can be had."""
-        name = re.compile(rf"\.{re.escape(self.path.name)}\.[0-9a-f]{{8}}\.tmp")
-        for entry in self.path.parent.iterdir():
-            if name.fullmatch(entry.name):
-                with suppress(OSError):
-                    held = _lock(entry)
-                    shutil.rmtree(entry, ignore_errors=True)
-                    os.close(held)
 
 
 def _lock(folder: Path) -> int:

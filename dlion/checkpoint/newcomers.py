@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
+
+from dlion.layout import dtype_of_sums, has_mean
 
 
 def mean_of_workers(rows: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -20,14 +21,14 @@ def mean_of_workers(rows: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
         By name, in the dtype of the rows: added in rank order in at least float32, rounded to nearest once.
     """
     first = next(rows)
-    sums = {name: _wide(row) for name, row in first.items() if row.is_floating_point()}
+    sums = {name: _wide(row) for name, row in first.items() if has_mean(row)}
     count = 1
     for each in rows:
         count += 1
         for name, total in sums.items():
-            total += each[name]
+            total += each[name].to(total.dtype)
     return first | {name: (total / count).to(first[name].dtype) for name, total in sums.items()}
 
 
 def _wide(row: Tensor) -> Tensor:
-    return row.to(torch.promote_types(row.dtype, torch.float32), copy=True)
+    return row.to(dtype_of_sums(row.dtype), copy=True)

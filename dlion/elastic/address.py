@@ -3,7 +3,9 @@
 import re
 from urllib.parse import urlsplit
 
-ADDRESS = re.compile(r"(http://)?([A-Za-z0-9._-]+):([0-9]{1,5})/?")
+LABEL = r"[A-Za-z0-9_-]{1,63}"  # a part of a host's name: an empty or longer one is no name to the resolver
+ADDRESS = re.compile(rf"(http://)?({LABEL}(?:\.{LABEL})*\.?):([0-9]{{1,5}})/?")
+LONGEST_HOST = 253  # letters of a name
 
 
 def url_of(given: str) -> str:
@@ -13,7 +15,7 @@ def url_of(given: str) -> str:
         ValueError: that is no address.
     """
     found = ADDRESS.fullmatch(given) if isinstance(given, str) else None
-    if found is None or not 1 <= int(found[3]) <= 65535:
+    if found is None or not 1 <= int(found[3]) <= 65535 or len(found[2].rstrip(".")) > LONGEST_HOST:
         raise ValueError(
             f"{given!r} is no address of a lighthouse: give HOST:PORT, a name or an IPv4 address and a port "
             "from 1 to 65535, as of the torchft_lighthouse that runs"

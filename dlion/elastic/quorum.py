@@ -8,6 +8,7 @@ a worker costs the others. Only numbers and short JSON pass through it, never pa
 import os
 import re
 import threading
+import time
 import urllib.error
 import urllib.request
 import uuid
@@ -69,17 +70,20 @@ class Lighthouse:
         """Ask who trains together from now on: the members in the order of their numbers, equal for all of them.
 
         Raises:
-            QuorumError: none was found within `timeout` seconds; says whose heart beats and whose does not.
+            QuorumError: none was found within `timeout` seconds, or the lighthouse went; says whose heart beats and
+                whose does not.
         """
+        began = time.monotonic()
         try:
             found = self._client.quorum(
                 self.name, timedelta(seconds=timeout), address="", store_address=store, step=0, world_size=1, data=told
             )
         except (TimeoutError, RuntimeError, ConnectionError) as error:
+            waited = time.monotonic() - began
             raise QuorumError(
                 f"worker {number_of(self.name)} asked the lighthouse at {self.address} for a quorum and had none after "
-                f"{timeout:g} s: {self._who_is_there()}; look for an error on the workers that are missing, start them "
-                f"again, or allow fewer with min_workers= ({_first_line(error)})"
+                f"{waited:.1f} s: {self._who_is_there()}; look for an error on the workers that are missing, start "
+                f"them again, or allow fewer with min_workers= ({_first_line(error)})"
             ) from error
         members = [Member(m.replica_id, number_of(m.replica_id), m.store_address, m.data) for m in found.participants]
         return sorted(members, key=lambda member: member.name)

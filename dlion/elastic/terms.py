@@ -6,6 +6,12 @@ from typing import Any
 from dlion.elastic.address import url_of
 from dlion.elastic.rounds import Patience
 from dlion.methods import METHODS
+from dlion.options import LONGEST_TIMEOUT
+from dlion.quoting import shown
+from dlion.settings import LARGEST, number, whole
+
+MOST_WORKERS = 1_000_000  # six digits of a worker's number are in the name that the lighthouse knows it by
+SHORTEST = 0.001  # seconds: what the network library can wait for
 
 
 @dataclass(frozen=True)
@@ -34,19 +40,27 @@ class Terms:
     ) -> "Terms":
         """The terms, or a ValueError for the first that is out of range."""
         url = url_of(lighthouse)
-        if workers < 1 or not 0 <= worker < workers:
+        if not whole(workers, 1, MOST_WORKERS) or not whole(worker, 0, workers - 1):
             raise ValueError(
-                f"worker={worker!r} of workers={workers!r}: workers must be 1 or more, and worker from 0 to workers - 1"
+                f"worker={shown(worker)} of workers={shown(workers)}: workers must be from 1 to {MOST_WORKERS:,}, and "
+                "worker from 0 to workers - 1"
             )
         if min_workers is None:
             min_workers = workers // 2 + 1
-        if not 1 <= min_workers <= workers:
-            raise ValueError(f"min_workers={min_workers!r} must be between 1 and workers={workers}")
-        if quorum_every < 1:
-            raise ValueError(f"quorum_every={quorum_every!r} must be 1 or more")
-        for name, seconds in (("timeout", patience.call), ("quorum_timeout", patience.quorum)):
-            if seconds <= 0:
-                raise ValueError(f"{name}={seconds!r} must be a number of seconds above 0")
+        if not whole(min_workers, 1, workers):
+            raise ValueError(f"min_workers={shown(min_workers)} must be a whole number from 1 to workers={workers}")
+        if not whole(quorum_every, 1):
+            raise ValueError(f"quorum_every={shown(quorum_every)} must be a whole number of steps, 1 to {LARGEST:,}")
+        for name, seconds, least in (
+            ("timeout", patience.call, SHORTEST),
+            ("quorum_timeout", patience.quorum, SHORTEST),
+            ("start_timeout", patience.start, 0),
+        ):
+            if not number(seconds, least, LONGEST_TIMEOUT):
+                raise ValueError(
+                    f"{name}={shown(seconds)} must be a number of seconds, {least:g} or more and below "
+                    f"{LONGEST_TIMEOUT:.0e}"
+                )
         return Terms(url, worker, workers, min_workers, quorum_every, patience)
 
 

@@ -1,7 +1,9 @@
 """Accelerate: gradients stay local in what it prepares, and its checkpoints keep every worker's momentum."""
 
 import os
-from functools import partial
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial, wraps
 from typing import Any
 
 from torch import nn
@@ -29,7 +31,8 @@ def local_gradients(accelerator: Accelerator) -> Accelerator:
 
     Call it on all workers, before `prepare`; calling it again is harmless. `save_state` gives all workers the same
     buffers and writes a folder `dlion` beside what Accelerate writes; `load_state` reads it, and warns where there is
-    none. Every optimizer that was prepared must be dlion's then: any other would train each worker apart.
+    none. Every optimizer that is prepared must be dlion's then, or `prepare` raises a ValueError: any other would train
+    each worker apart.
 
     Args:
         accelerator: modified in place.
@@ -68,7 +71,11 @@ def local_gradients(accelerator: Accelerator) -> Accelerator:
         )
     accelerator.ddp_handler = LocalGradients(**vars(given))
     accelerator.register_save_state_pre_hook(partial(_save, accelerator))
-    accelerator.register_load_state_pre_hook(partial(_load, accelerator))
+    kept = ExitStack()
+    accelerator.register_load_state_pre_hook(partial(_load, accelerator, kept))
+    # no hook is called at the end of load_state, nor of optimizers that are prepared
+    accelerator.load_state = _closing(kept, accelerator.load_state)
+    accelerator.prepare_optimizer = _of_ours(accelerator.prepare_optimizer)
     return accelerator
 
 
@@ -93,18 +100,36 @@ def _save(accelerator: Accelerator, models: list[nn.Module], weights: list[Any],
     momenta.save(folder, models, [bare(optimizer) for optimizer in accelerator._optimizers])
 
 
-def _load(accelerator: Accelerator, models: list[nn.Module], folder: str) -> None:
+def _load(accelerator: Accelerator, kept: ExitStack, models: list[nn.Module], folder: str) -> None:
     optimizers = [bare(optimizer) for optimizer in accelerator._optimizers]
     if momenta.load(folder, models, optimizers):
         for optimizer in optimizers:
-            _load_own_next(optimizer)
+            kept.callback(_keep_own(optimizer))
 
 
-def _load_own_next(optimizer: Distributed) -> None:
-    """Have the next `load_state_dict` keep what is there: Accelerate gives every worker that of worker 0."""
-    own = [optimizer.state_dict()]
+def _keep_own(optimizer: Distributed) -> Callable[[], None]:
+    """Have `load_state_dict` keep what is there: Accelerate gives every worker that of worker 0; what ends it."""
+    own = optimizer.state_dict()
 
-    def instead(optimizer: Optimizer, given: dict[str, Any]) -> dict[str, Any] | None:
-        return own.pop() if own else None
+    def instead(optimizer: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+        return own
 
-    optimizer.register_load_state_dict_pre_hook(instead)
+    return optimizer.register_load_state_dict_pre_hook(instead).remove
+
+
+def _closing(kept: ExitStack, load_state: Callable[..., None]) -> Callable[..., None]:
+    @wraps(load_state)
+    def load(*args: Any, **options: Any) -> None:
+        with kept:  # well or not: a state that the caller loads later is the caller's
+            load_state(*args, **options)
+
+    return load
+
+
+def _of_ours(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(prepare)
+    def prepare_optimizer(optimizer: Any, *args: Any, **options: Any) -> Any:
+        bare(optimizer)
+        return prepare(optimizer, *args, **options)
+
+    return prepare_optimizer

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlion.channel import Channel, default_group
 from dlion.errors import AgreementError
-from dlion.layout import local, overwrite
+from dlion.layout import dtype_of_sums, has_mean, local, overwrite
 from dlion.sharding import check_shards
 from dlion.tallies import in_rank_order
 
@@ -66,7 +66,7 @@ def local_gradients(model: nn.Module, process_group: dist.ProcessGroup | None = 
 
 
 def synchronize_buffers(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
-    """Give all workers the same buffers: floating-point ones become the mean, added in rank order, all others rank 0's.
+    """Give all workers the same buffers: real and complex ones become the mean, added in rank order, others rank 0's.
 
     Call it on all workers before evaluation and before saving; normalisation statistics are local until then.
 
@@ -87,12 +87,13 @@ def synchronize_buffers(model: nn.Module, process_group: dist.ProcessGroup | Non
         return model
     _check_same(channel, buffers)
     for _, buffer in buffers:
-        if buffer.is_floating_point():
-            wide = torch.promote_types(buffer.dtype, torch.float32)
-            own = buffer.to(channel.device, wide, copy=True, memory_format=torch.contiguous_format)
-            rows = channel.all_gather(own.view(-1)).wait()
-            overwrite(buffer, in_rank_order(rows, Tensor.add_).view(buffer.shape) / channel.size)
-    channel.broadcast_([buffer for _, buffer in buffers if not buffer.is_floating_point()])
+        if has_mean(buffer):
+            wide = dtype_of_sums(buffer.dtype)
+            own = buffer.to(channel.device, wide, copy=True, memory_format=torch.contiguous_format).resolve_conj()
+            parts = own.view(-1).view(torch.empty((), dtype=wide).real.dtype)  # a complex number's travel apart
+            total = in_rank_order(channel.all_gather(parts).wait(), Tensor.add_).view(wide)
+            overwrite(buffer, total.view(buffer.shape) / channel.size)
+    channel.broadcast_([buffer for _, buffer in buffers if not has_mean(buffer)])
     return model
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from dlion.layout import local, overwrite
+from dlion.layout import dtype_of_sums, has_mean, local, overwrite
 from dlion.tallies import in_rank_order
 
 
@@ -61,11 +61,11 @@ class Buffers:
 
 
 def synchronize(workers: list[Buffers]) -> None:
-    """Give all workers the same: floating-point ones become the mean, added in rank order, all others worker 0's."""
+    """Give all workers the same: real and complex ones become the mean, added in rank order, others worker 0's."""
     for values in zip(*(worker.values for worker in workers), strict=True):
         common = values[0]
-        if common.is_floating_point():
-            wide = torch.promote_types(common.dtype, torch.float32)
+        if has_mean(common):
+            wide = dtype_of_sums(common.dtype)
             common = in_rank_order(torch.stack([each.to(wide) for each in values]), Tensor.add_) / len(workers)
         for own in values:
             own.copy_(common)

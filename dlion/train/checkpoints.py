@@ -186,7 +186,7 @@ def restore(found: Checkpoint, workers: Workers) -> None:
 def rewind(folder: RunFolder, found: Checkpoint) -> None:
     """Undo what the run wrote after this checkpoint, so that going on writes it again."""
     folder.forget_from(found.progress.step)
-    for outdated in (folder.summary_file, folder.report_file, folder.last_model, folder.failure_log):
+    for outdated in (folder.summary_file, folder.report_file, folder.last_model):
         outdated.unlink(missing_ok=True)
     later = [path_of(folder, step) for step in _steps(folder) if step > found.progress.step]
     for path in [*later, *folder.checkpoints.glob(".*.tmp")]:

@@ -150,10 +150,13 @@ def _opened(config: Settled, place: Place, flags: ElasticFlags) -> Iterator[RunF
             folder.hold()
     try:
         again = place.resume is not None
-        if again and alone and any(folder.checkpoints.glob("step-*")):
+        saved = any(folder.checkpoints.glob("step-*"))
+        if again and alone and saved:
             goes_on = _rewound(folder, config)
         else:  # while others may be training in it
             goes_on = not _is_finished(folder, config)
+            if goes_on and again and alone:
+                print(f"{folder.path} has no checkpoint yet: the run begins again at step 0", flush=True)
         if goes_on:
             folder.summary_file.unlink(missing_ok=True)
             if again:

@@ -103,8 +103,10 @@ class ElasticRun:
                     self.screen.close()
                 self.say(f"stopped after step {self.progress.step}; go on with: {self.told.go_on}")
                 return self.signal
-        if self.leads:
-            self._finish(task)
+        if self.leads or self._is_last_resort:
+            with self.folder.alone():
+                if self.leads or not self.folder.summary_file.exists():
+                    self._finish(task)
         return 0
 
     @property
@@ -117,6 +119,11 @@ class ElasticRun:
         """Whether this worker speaks for all; before its first step worker 0 does, unless it was started again."""
         leader = self.trainee.optimizer.leader
         return self.number == leader if leader is not None else self.number == 0 and not self.told.again
+
+    @property
+    def _is_last_resort(self) -> bool:
+        """Whether this worker came back when nothing was left to train: perhaps who led died over the results."""
+        return self.told.again and self.trainee.optimizer.leader is None
 
     def say(self, *lines: str) -> None:
         """Tell the user, if this worker leads."""

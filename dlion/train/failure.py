@@ -13,8 +13,8 @@ class Failure:
     details: str
 
     def keep(self, log: Path) -> str:
-        """Add everything to `log`; where to find it, for readers."""
-        text = f"{self.who}: {self.cause}\n\n{self.details}"
+        """Add everything to `log`, which keeps what was there; where to find it, for readers."""
+        text = f"{self.who}: {self.cause}\n\n{self.details.rstrip()}\n\n"
         try:
             with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)

@@ -135,6 +135,14 @@ class RunFolder:
             os.close(self._held)
             self._held = None
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside, no other process is inside; who dies there lets the next one in."""
+        with self.config_file.open("rb") as file:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
     def write_config(self, config: Settled, elastic: Mapping[str, Any] = NOT_ELASTIC) -> None:
         """Replace `config.toml`.
 

@@ -1,5 +1,6 @@
 """Accelerate with two real ranks: local gradients, bytes, checkpoints of all momenta, and what is reported."""
 
+import copy
 import os
 import shutil
 from pathlib import Path
@@ -100,7 +101,6 @@ def reported(rank: int, folder: Path) -> dict[str, Any]:
 
     hooked = accelerator(DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16))
     apart = local_gradients(accelerator())
-    apart.prepare(torch.optim.AdamW(lost.bare.parameters()))
     unseen = accelerator()
     os.environ["WORLD_SIZE"] = "4"  # than it has found
     refused = [
@@ -110,7 +110,7 @@ def reported(rank: int, folder: Path) -> dict[str, Any]:
     refused += [
         refusal(lambda: local_gradients(hooked)),
         refusal(lambda: local_gradients(wrong.accelerator)),
-        refusal(lambda: apart.save_state(str(folder / "other"))),
+        refusal(lambda: apart.prepare(torch.optim.AdamW(lost.bare.parameters()))),
     ]
     return {"averaging": averaging, "averaged": seen, "incomplete": incomplete, "refused": refused}
 
@@ -120,6 +120,20 @@ def alone(rank: int, size: int, folder: Path) -> list[list[float]]:
     run = Run(local_gradients(accelerator()), rank)
     run.accelerator.load_state(str(folder / "kept"))
     return held(run.bare, run.optimizer)
+
+
+def failing(rank: int, size: int, folder: Path) -> list[float]:
+    """Accelerate's own file of the optimizer is missing, so `load_state` fails; what the caller then loads counts."""
+    run = Run(local_gradients(accelerator()), rank)
+    run.steps(0, 1)
+    run.accelerator.save_state(str(folder / "incomplete"))
+    (folder / "incomplete" / "optimizer.bin").unlink()
+    with pytest.raises(FileNotFoundError):
+        run.accelerator.load_state(str(folder / "incomplete"))
+    mine = copy.deepcopy(run.optimizer.state_dict())
+    mine["param_groups"][0]["lr"] = 0.5
+    run.optimizer.load_state_dict(mine)
+    return [run.optimizer.param_groups[0]["lr"]]
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +178,10 @@ def test_another_number_of_workers_goes_on_from_the_mean(ranks: list[dict[str, A
     for mean, *momenta in zip(found[-VALUES:], *(rank["whole"][-VALUES:] for rank in ranks), strict=True):
         expected = torch.tensor(momenta).mean(0)  # of float32, as the saved ones are
         assert torch.equal(torch.tensor(mean), expected)
+
+
+def test_a_state_that_is_loaded_after_a_failure_counts(tmp_path: Path) -> None:
+    assert launch(tmp_path, 1, failing, seconds=60, preload=scripts.PRELOADED) == [[0.5]]
 
 
 def test_what_is_set_up_wrongly_is_reported(ranks: list[dict[str, Any]]) -> None:

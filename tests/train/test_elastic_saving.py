@@ -6,8 +6,12 @@ from typing import Any, cast
 
 import pytest
 
+from dlion.phases import Phases
+from dlion.train import elastic_launch
 from dlion.train.config import LION_BETAS, Settled
+from dlion.train.elastic_flags import ElasticFlags
 from dlion.train.elastic_loop import ElasticRun, Trainee
+from dlion.train.jobs import Place
 from dlion.train.runs import RunFolder
 
 CONFIG = Settled(model="conv", workers=3, steps=20, lr=1e-3, betas=LION_BETAS, save_every=8)
@@ -53,3 +57,39 @@ def test_a_stop_waits_for_a_commit_that_all_have_heard() -> None:
     assert not run._stops and not run._has_to_save()
     run.progress.step, run.trainee.optimizer.notes = 6, notes(a=False)
     assert run._stops and run._has_to_save()
+
+
+def test_who_comes_back_when_all_is_trained_writes_the_results_that_nobody_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader died between the last checkpoint and them: all others had ended, and the run was called a failure."""
+    folder, written = RunFolder(tmp_path), []
+    folder.config_file.write_text("")
+
+    def restored(run: ElasticRun) -> float:
+        run.progress.step = CONFIG.steps
+        return 0.0
+
+    def finished(run: ElasticRun, _: object) -> None:
+        folder.summary_file.write_text("{}")
+        written.append(run.number)
+
+    monkeypatch.setattr(ElasticRun, "_resume", restored)
+    monkeypatch.setattr(ElasticRun, "_finish", finished)
+    monkeypatch.setattr("dlion.train.elastic_loop.task_of", lambda config: None)
+    for number, again in ((1, False), (2, True), (1, True)):
+        trainee = cast(Trainee, SimpleNamespace(optimizer=SimpleNamespace(leader=None, phases=Phases())))
+        told = cast(Any, SimpleNamespace(number=number, again=again))
+        assert ElasticRun(CONFIG, folder, trainee, told, lambda: 0).train() == 0
+    assert written == [2]
+
+
+def test_a_run_that_is_resumed_before_its_first_checkpoint_says_where_it_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ElasticFlags(elastic=True)
+    RunFolder.create(tmp_path, "run", CONFIG, flags.kept()).release()
+    place = Place(out=tmp_path, name=None, resume=tmp_path / "run")
+    with elastic_launch._opened(CONFIG, place, flags) as folder:
+        assert folder is not None
+    assert capsys.readouterr().out == f"{tmp_path / 'run'} has no checkpoint yet: the run begins again at step 0\n"

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from dlion.cli import app, main
 from dlion.train import checkpoints
 from dlion.train.config import TrainConfig
+from dlion.train.failure import Failure
 from dlion.train.jobs import task_of
 from dlion.train.runs import RunFolder
 
@@ -39,6 +40,15 @@ def found_in(run: Path) -> checkpoints.Checkpoint:
     folder = RunFolder(run)
     config = folder.read_config()
     return checkpoints.latest(folder, config, task_of(config).info)
+
+
+def test_why_a_run_failed_is_kept_when_it_goes_on(run: Path) -> None:
+    folder = RunFolder(run)
+    Failure("rank 1", "it was ended by SIGKILL", "details\n").keep(folder.failure_log)
+    checkpoints.rewind(folder, found_in(run))
+    Failure("rank 0", "it ran out of memory", "").keep(folder.failure_log)
+    said = folder.failure_log.read_text()
+    assert said == "rank 1: it was ended by SIGKILL\n\ndetails\n\nrank 0: it ran out of memory\n\n\n\n"
 
 
 def flip(file: Path) -> None:
