@@ -1,4 +1,4 @@
-"""The pages of Accelerate, Lightning and Trainer: their scripts run, and their diffs are about those scripts."""
+"""The pages of frameworks: their scripts run, and what they show of scripts is in those."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 import scripts
 
 pytestmark = pytest.mark.timeout(240)  # with frameworks to import, and other work on the machine
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "integrations"
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "integrations"
 
 
 @pytest.mark.parametrize("name", ["accelerate", "lightning", "transformers"])
@@ -21,7 +22,23 @@ def test_the_script_of_the_page_runs(name: str, tmp_path: Path) -> None:
     script.write_text(code)
     for said in scripts.run(script, tmp_path):
         assert not [text for text in said.warned if "dlion" in text]
+    check_diff(page, code)
 
+
+def test_the_page_of_ray_is_about_its_example() -> None:
+    page, code = (PAGES / "ray.md").read_text(), (ROOT / "examples/with_ray.py").read_text()
+    check_diff(page, code)
+    shown = re.findall(r"(?:^    (?!pip).*\n)+", page, re.MULTILINE)
+    assert len(shown) == 2
+    for block in shown:
+        assert unindented(block) in unindented(code)
+
+
+def unindented(text: str) -> str:
+    return "\n".join(line.strip() for line in text.splitlines())
+
+
+def check_diff(page: str, code: str) -> None:
     (diff,) = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
     lines = diff.splitlines()
     assert sum(line.startswith("+") for line in lines) <= 5
