@@ -1,9 +1,10 @@
 # The commands of this repository. Each does everything it needs on a machine with Python 3.11 and pip.
 #   make train [ARGS="--workers 2 --steps 100"]   set up .venv, then run `dlion train`
 #   make test  [ARGS="-k codecs"]                 set up .venv, then run the core tests
-#   make test-all [ARGS="-k accelerate"]          the same, and the tests of integrations, which install more packages
+#   make test-all [ARGS="-k accelerate"]          the same, and the tests of integrations and of the site, with more packages
 #   make check                                    set up .venv, then run ruff and mypy
 #   make sanitize [ARGS="45 7"]                   fuzz the C++ kernels under AddressSanitizer and UBSan (seconds, seed)
+#   make docs                                     set up .venv, then build the documentation site: build/site/index.html
 #   make bench [ARGS="--only 100mbit"]            measure on emulated links (root, iproute2), make the tables of the docs
 #   make clean                                    remove .venv and caches (never runs/)
 # PYTHON=/path/to/python picks the interpreter; TORCH=... another requirement than the pinned one.
@@ -16,7 +17,7 @@ ARGS ?=
 ASKED_TORCH := $(if $(filter file,$(origin TORCH)),,$(TORCH))
 export PYTHON TORCH ASKED_TORCH
 
-.PHONY: train test test-all core-tests-ready check sanitize bench clean setup
+.PHONY: train test test-all core-tests-ready check sanitize bench docs clean setup
 
 train: setup
 	@.venv/bin/dlion train $(ARGS)
@@ -26,7 +27,7 @@ define installed
 	@cmp -s requirements/$(1).txt .venv/$(1).txt || { \
 		.venv/bin/python -m pip install --quiet -r requirements/$(1).txt && \
 		cp requirements/$(1).txt .venv/$(1).txt; } || { \
-		echo "make: the tests of $(2) need requirements/$(1).txt, and pip failed: see above" >&2; exit 1; }
+		echo "make: $(2) need requirements/$(1).txt, and pip failed: see above" >&2; exit 1; }
 endef
 
 test: core-tests-ready
@@ -35,12 +36,13 @@ test: core-tests-ready
 # Integrations by themselves, a file in one process: so frameworks are imported once and forked, and what a file shares is
 # made once. Status 5: ARGS choose no test among them.
 test-all: test
-	$(call installed,integrations,the integrations)
+	$(call installed,integrations,the tests of integrations)
+	$(call installed,docs,the documents)
 	@.venv/bin/python -m pytest -n 2 --dist loadfile tests/integrations $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 
 core-tests-ready: setup
-	$(call installed,hf,the recipes)
-	$(call installed,elastic,elastic workers)
+	$(call installed,hf,the tests of recipes)
+	$(call installed,elastic,the tests of elastic workers)
 
 # All three have their say, even when the first finds fault.
 check: setup
@@ -59,8 +61,12 @@ bench: setup
 	@.venv/bin/python bench/network.py --docs docs/benchmarks.md $(ARGS) || [ $$? -eq 77 ]
 	@.venv/bin/python bench/plan_table.py --docs docs/plan.md
 
+docs: setup
+	$(call installed,docs,the documents)
+	@.venv/bin/python scripts/build_site.py
+
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 setup:

@@ -1,6 +1,6 @@
 """Put the tables of the comparisons in docs/results into the documents that show them.
 
-    python bench/result_tables.py README.md docs/paper-results.md
+    python bench/result_tables.py docs/quality.md docs/paper-results.md
 
 A document holds marks `<!-- compare:begin NAME -->` and `<!-- compare:end NAME -->` around each table; NAME is a folder
 of docs/results.
@@ -30,7 +30,7 @@ def table_of(name: str) -> str:
 
 def main(documents: list[str]) -> int:
     try:
-        for document in map(Path, documents or ["README.md"]):
+        for document in map(Path, documents or ["docs/quality.md"]):
             for name in MARK.findall(document.read_text(encoding="utf-8")):
                 fill(document, "compare", name, table_of(name))
     except (ValueError, OSError) as error:

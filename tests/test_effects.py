@@ -35,7 +35,7 @@ def test_the_document_shows_the_files() -> None:
 
 
 def test_a_loss_that_falls_is_better() -> None:
-    """On the study in README: G-Lion to MaVo, means and spread by hand from its cells."""
+    """On the study in docs/quality.md: G-Lion to MaVo, means and spread by hand from its cells."""
     results = effects.results_of("quality-text")
     assert results is not None and not results.higher_is_better
     effect = effects.Effect("", "", "", "hurt", effects.MAVO, ("quality-text",), "")

@@ -1,4 +1,4 @@
-"""Guards the README: its Python runs as written, and its commands, flags and make targets exist."""
+"""Guards the README and the pages on the command: Python runs as written; commands, flags and make targets exist."""
 
 import re
 import shlex
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pages
 import pytest
 import result_tables
 
@@ -17,26 +18,27 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 SIMULATING = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
 CHECKPOINTS = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-TEXTS = (README, GUIDE, *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))))
+TEXTS = (README, GUIDE, *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").rglob("*.md"))))
 RUN = "runs/fashion-mnist-dlion-mavo-n4-s0"
 
 
 def python_blocks(text: str) -> tuple[list[str], list[str]]:
     """The python blocks: those marked for torchrun, and the others."""
-    found = re.findall(r"(<!-- torchrun -->\n)?```python\n(.*?)```", text, re.DOTALL)
-    return [code for mark, code in found if mark], [code for mark, code in found if not mark]
+    found = [block for block in pages.blocks(text) if block.language == "python"]
+    marked = [block.code for block in found if block.mark == "torchrun"]
+    return marked, [block.code for block in found if block.mark != "torchrun"]
 
 
 def dlion_commands(text: str) -> list[str]:
-    """The arguments of every `dlion ...`: lines of their own, inside backticks, and after `-m`."""
+    """The arguments of every `dlion ...` with some: lines of their own, inside backticks, and after `-m`."""
     text = text.replace("\\\n", "")
     lines = re.findall(r"^ {4}(?:torchrun .* -m )?dlion (.+)$", text, re.MULTILINE)
-    return lines + re.findall(r"`dlion ((?:train|eval|bench|compare|plan|recipes)[^`]*)`", text)
+    return lines + re.findall(r"`dlion ([a-z-]+ [^`]+)`", text)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a short run under the name that the README uses."""
+    """A folder with a short run under the name that the documents use."""
     folder = tmp_path_factory.mktemp("readme")
     flags = ["--workers", "1", "--steps", "1", "--batch-size", "8", "--name", Path(RUN).name]
     run([sys.executable, "-m", "dlion", "train", *flags], folder)
@@ -73,16 +75,10 @@ def test_the_optimizer_example_runs_alone(script: Path, monkeypatch: pytest.Monk
 LAUNCHER = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-def test_the_overlap_example_runs_under_torchrun(tmp_path: Path) -> None:
-    _, code = python_blocks(README)[0]
-    assert "overlap=True" in code
-    (tmp_path / "script.py").write_text(code)
-    run([*LAUNCHER, "script.py"], tmp_path)
-
-
 def test_the_loop_of_the_page_on_checkpoints_goes_on_where_it_was(tmp_path: Path) -> None:
     code = python_blocks(CHECKPOINTS)[1][0]
-    (tmp_path / "script.py").write_text(code.replace("while step < 200", "print('from', step)\nwhile step < 200"))
+    told = "print(f'from {step}\\n', end='')"  # in one write: both workers have the same output
+    (tmp_path / "script.py").write_text(code.replace("while step < 200", f"{told}\nwhile step < 200"))
     assert run([*LAUNCHER, "script.py"], tmp_path).count("from 0\n") == 2
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert kept == ["150", "200"]
@@ -95,11 +91,9 @@ def test_the_optimizer_example_runs_under_torchrun(script: Path) -> None:
     assert len(re.findall(r"1\.0\d bits .* ratio 3[12]\n", printed)) == 1, printed
 
 
-def test_the_other_python_runs_as_written(trained: Path) -> None:
-    blocks = python_blocks(README)[1]
-    assert blocks
-    for code in blocks:
-        run([sys.executable, "-W", "error", "-c", code], trained)
+def test_a_trained_model_is_loaded_as_written(trained: Path) -> None:
+    (code,) = python_blocks((ROOT / "docs/command.md").read_text(encoding="utf-8"))[1]
+    run([sys.executable, "-W", "error", "-c", code], trained)
 
 
 def test_every_command_parses(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +124,7 @@ def test_every_make_target_exists() -> None:
     commands = r"^(?: {4})make ([a-z-]+)|`make ([a-z-]+)|^make ([a-z-]+)"
     files = (README, GUIDE, (ROOT / ".ci/run").read_text())
     named = {"".join(match) for text in files for match in re.findall(commands, text, re.MULTILINE)}
-    assert named == {"train", "test", "test-all", "check", "sanitize", "bench", "clean"}
+    assert named == {"train", "test", "test-all", "check", "sanitize", "bench", "docs", "clean"}
     for target in named:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
     for variable in re.findall(r"\b([A-Z]+)=", README):

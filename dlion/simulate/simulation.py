@@ -39,8 +39,8 @@ class Simulation(Distributed):
 
     Args:
         model: holds the parameters and buffers. Its device is the workers'.
-        method, lr, betas, weight_decay, topology, zeros, nonfinite, rounding, momentum_dtype, maximize, kernels,
-            bucket_bytes: as in `dlion.Distributed`. The topology changes what is counted and no bit.
+        method, lr, betas, weight_decay, zeros, nonfinite, rounding, momentum_dtype: as in `dlion.Distributed`.
+        topology, maximize, kernels, bucket_bytes: the same; the topology changes what is counted and no bit.
         workers: how many.
         params: parameters, named parameters or groups; None takes `model.named_parameters()`.
         ties: also "fixed", for ablations: every tie is +1.

@@ -23,7 +23,7 @@ SEED = "seed"
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study; each field is a key of its file (README and docs/compare.md show one).
+    """A study; each field is a key of its file (docs/compare.md shows one).
 
     Raises:
         ValueError: the parts contradict each other, in one sentence.

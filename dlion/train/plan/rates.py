@@ -1,4 +1,4 @@
-"""How long a worker's own arithmetic takes: nanoseconds for each parameter, by default as measured for the README's
+"""How long a worker's own arithmetic takes: nanoseconds for each parameter, by default as measured of the
 kernels (bench/results/kernels, medians: one thread of an AMD EPYC, float32, memory that copies at 37.0 GB/s).
 """
 
