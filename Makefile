@@ -5,6 +5,8 @@
 #   make check                                    set up .venv, then run ruff and mypy
 #   make sanitize [ARGS="45 7"]                   fuzz the C++ kernels under AddressSanitizer and UBSan (seconds, seed)
 #   make docs                                     set up .venv, then build the documentation site: build/site/index.html
+#   make wheel                                    build the wheel and the source distribution, in dist
+#   make smoke                                    the same, and train with that wheel where there is nothing but torch
 #   make bench [ARGS="--only 100mbit"]            measure on emulated links (root, iproute2), make the tables of the docs
 #   make clean                                    remove .venv and caches (never runs/)
 # PYTHON=/path/to/python picks the interpreter; TORCH=... another requirement than the pinned one.
@@ -17,7 +19,7 @@ ARGS ?=
 ASKED_TORCH := $(if $(filter file,$(origin TORCH)),,$(TORCH))
 export PYTHON TORCH ASKED_TORCH
 
-.PHONY: train test test-all core-tests-ready check sanitize bench docs clean setup
+.PHONY: train test test-all core-tests-ready check sanitize wheel smoke bench docs clean setup
 
 train: setup
 	@.venv/bin/dlion train $(ARGS)
@@ -55,6 +57,12 @@ sanitize: setup
 	@command -v cmake >/dev/null || .venv/bin/python -m pip install --quiet cmake ninja
 	@PATH="$$PATH:$(CURDIR)/.venv/bin"; cmake -S . -B build/sanitize -DDLION_SANITIZE=ON >/dev/null && \
 		cmake --build build/sanitize && build/sanitize/fuzz_kernels $(or $(ARGS),45)
+
+wheel:
+	@sh scripts/wheel.sh dist
+
+smoke: wheel
+	@sh scripts/smoke.sh dist
 
 # Status 77: skipped, with a line that says what is missing. That is no failure.
 bench: setup

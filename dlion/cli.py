@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import dlion
 from dlion.quoting import one_line
 
-NEEDS_EXTRA = 'dlion: the command needs more than the library does: in a clone of dlion, pip install ".[train]"'
+NEEDS_EXTRA = 'dlion: the command needs more than the library does: pip install "dlion[train]"'
 
 try:
     from cyclopts import App, CycloptsError, Parameter
@@ -198,7 +198,7 @@ def few_shot(
 ) -> int:
     """Ask a language model the seven tasks of the paper's Table 3, through the LM Evaluation Harness.
 
-    Needs pip install ".[few-shot]" in a clone of dlion. Writes few-shot.json.
+    Needs pip install "dlion[few-shot]". Writes few-shot.json.
 
     Parameters
     ----------

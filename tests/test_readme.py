@@ -124,7 +124,7 @@ def test_every_make_target_exists() -> None:
     commands = r"^(?: {4})make ([a-z-]+)|`make ([a-z-]+)|^make ([a-z-]+)"
     files = (README, GUIDE, (ROOT / ".ci/run").read_text())
     named = {"".join(match) for text in files for match in re.findall(commands, text, re.MULTILINE)}
-    assert named == {"train", "test", "test-all", "check", "sanitize", "bench", "docs", "clean"}
+    assert named == {"train", "test", "test-all", "check", "sanitize", "wheel", "smoke", "bench", "docs", "clean"}
     for target in named:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
     for variable in re.findall(r"\b([A-Z]+)=", README):

@@ -26,7 +26,7 @@ def needed(module: str, package: str, purpose: str, command: str | None = None) 
         if (error.name or "").partition(".")[0] != package:
             raise
         extra = "few-shot" if package == "lm_eval" else "hf"
-        how = command or f'in a clone of dlion, pip install ".[{extra}]"'
+        how = command or f'pip install "dlion[{extra}]"'
         raise ValueError(f"{purpose} needs the package {package}: {how}") from None
 
 

@@ -144,9 +144,7 @@ def test_a_missing_package_is_named(monkeypatch, folder):
     import sys
 
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        ValueError, match=re.escape('needs the package datasets: in a clone of dlion, pip install ".[hf]"')
-    ):
+    with pytest.raises(ValueError, match=re.escape('needs the package datasets: pip install "dlion[hf]"')):
         load_task("hf-text", str(folder / "plain"))
 
 

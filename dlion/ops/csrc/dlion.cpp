@@ -5,6 +5,10 @@
 #include <new>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "path.h"
 #include "pool.h"
 
@@ -20,12 +24,19 @@ constexpr int64_t TALLY_CHUNK = 1024;  // words: a tally passes each word of a b
 enum Result : int { FINE = 0, NOT_FINITE = 1, BAD_PIECE = -1, NO_MEMORY = -2 };
 
 #if defined(__x86_64__)
-bool supports_avx512() {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+// Asked of the processor itself: __builtin_cpu_supports says no to everything under runtimes that fill no table for it,
+// such as zig's. `needed`: bits of register B of leaf 7; `kept`: registers that the system keeps for each thread.
+bool supports(uint32_t needed, uint32_t kept) {
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;
+    uint32_t low = 0, high = 0;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low & kept) != kept) return false;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & needed) == needed;
 }
 
-bool supports_avx2() { return __builtin_cpu_supports("avx2"); }
+bool supports_avx512() { return supports(bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL, 0xe6); }
+bool supports_avx2() { return supports(bit_AVX2, 0x6); }
 #endif
 
 const Path* fastest() {
