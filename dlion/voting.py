@@ -30,6 +30,8 @@ _made = weakref.WeakKeyDictionary()
 _owned: "weakref.WeakKeyDictionary[object, weakref.WeakKeyDictionary[dist.ProcessGroup, Voting]]"
 _owned = weakref.WeakKeyDictionary()
 _saving: "weakref.WeakKeyDictionary[dist.ProcessGroup, Channel]" = weakref.WeakKeyDictionary()
+_gatherings: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]]"
+_gatherings = weakref.WeakKeyDictionary()
 _makers: "weakref.WeakKeyDictionary[dist.ProcessGroup, MakeGroup]" = weakref.WeakKeyDictionary()
 
 
@@ -77,6 +79,31 @@ def checkpoint_channel(parent: dist.ProcessGroup, timeout: timedelta) -> Channel
         # calls of a thread beside training: where that stands is none of its business
         _saving[parent] = Channel(make("dlion checkpoint"), "checkpoint", RollCall(parent, "checkpoint"))
     return _saving[parent]
+
+
+def gathering(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
+    """The process group of these ranks, this one among them: the default one if that is theirs, else made at first use.
+
+    Raises:
+        ExchangeError: not all came within `timeout`.
+    """
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    members = tuple(ranks)
+    if len(members) == everyone.size():
+        return everyone
+    made = _gatherings.setdefault(everyone, {})
+    if members not in made:
+        try:
+            group = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
+        except RuntimeError as error:
+            raise ExchangeError(
+                f"rank {dist.get_rank()} waited {timeout.total_seconds():g} s for {ranks_text(ranks)} to make a "
+                f"process group, and not all came: look for an error there, or raise timeout= (network: {error})"
+            ) from error
+        assert isinstance(group, dist.ProcessGroup)
+        made[members] = group
+    return made[members]
 
 
 def _pair(parent: dist.ProcessGroup, timeout: timedelta | None, number: int) -> Voting:

@@ -226,23 +226,30 @@ def test_within_a_step_nothing_is_saved_or_loaded(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def sharded(rank: int, size: int, folder: Path) -> list[str]:
-    """A model with one DTensor, which may be frozen."""
+def in_shards(rank: int, size: int, folder: Path) -> list[str]:
+    """A model with one DTensor that is frozen, and one that is a buffer."""
     meet(folder, "store", rank, size)
     model, plain = fresh(), fresh()
     checkpoint.save(folder / "a", plain, Distributed(plain.parameters()))
-    placed = distribute_tensor(model[2].weight.data, init_device_mesh("cpu", (size,)), [Replicate()])
+    placed = distribute_tensor(model[2].weight.data + 1, init_device_mesh("cpu", (size,)), [Replicate()])
     model[2].weight = nn.Parameter(placed, requires_grad=False)
     optimizer = Distributed([param for param in model.parameters() if param.requires_grad])
+    checkpoint.save(folder / "b", model, optimizer)
+    model[1].running_mean = distribute_tensor(torch.zeros(70), init_device_mesh("cpu", (size,)), [Replicate()])
     said = []
     for each in (checkpoint.save, checkpoint.load):
         with pytest.raises(CheckpointError) as error:
-            each(folder / "b" if each is checkpoint.save else folder / "a", model, optimizer)
+            each(folder / "c" if each is checkpoint.save else folder / "a", model, optimizer)
         said.append(str(error.value))
     return said
 
 
-def test_a_sharded_model_is_told_where_to_go(tmp_path: Path) -> None:
-    for text in launch(tmp_path, 1, sharded)[0]:
-        assert "2.weight is sharded (a DTensor), and dlion.checkpoint saves and loads whole tensors alone" in text
-        assert "use torch.distributed.checkpoint" in text
+def test_a_frozen_parameter_may_be_sharded_and_a_buffer_may_not(tmp_path: Path) -> None:
+    """What is in the checkpoint then is what a whole model has."""
+    for text in launch(tmp_path, 1, in_shards)[0]:
+        assert "the buffer 1.running_mean is sharded (a DTensor), and dlion.checkpoint shards parameters" in text
+    model = fresh()
+    kept = model[2].weight.detach().clone()
+    others = [param for param in model.parameters() if param is not model[2].weight]
+    checkpoint.load(tmp_path / "b", model, Distributed(others))
+    assert torch.equal(model[2].weight, kept + 1)

@@ -24,6 +24,7 @@ ELSEWHERE = {
     "docs/command.md": "tests/test_readme.py",
     "docs/elastic.md": "tests/test_elastic_script.py",
     "docs/integrations/accelerate.md": "tests/integrations/test_pages.py",
+    "docs/integrations/fsdp2.md": "tests/integrations/test_pages.py",
     "docs/integrations/lightning.md": "tests/integrations/test_pages.py",
     "docs/integrations/transformers.md": "tests/integrations/test_pages.py",
     "docs/migration.md": "tests/test_migration.py",

@@ -8,36 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import launch, meet
+from hsdp_runs import REPLICAS, SHARDS, a_model, backward, mesh_of, refusal, sharded
+from processes import launch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from dlion import Distributed, Simulation, local_gradients
 
-REPLICAS, SHARDS, STEPS = 2, 2, 6
+STEPS = 6
 OPTIONS: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "bucket_bytes": 16}
-
-
-def a_model(seed: int) -> nn.Module:
-    """Rows of 37 and 11 elements: second shards begin inside a word. The last layer's second shard is empty."""
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(37, 11), nn.Tanh(), nn.Linear(11, 5), nn.Tanh(), nn.Linear(5, 1, bias=False))
-
-
-def sharded(mesh: DeviceMesh, seed: int) -> nn.Module:
-    model = a_model(seed)
-    for layer in (model[0], model[2], model[4]):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
-
-
-def backward(model: nn.Module, rank: int, step: int) -> None:
-    """The gradient of this rank's own batch."""
-    torch.manual_seed(1000 * rank + step)
-    model.zero_grad()
-    model(torch.randn(3, 37)).square().sum().backward()
 
 
 def shards(model: nn.Module) -> list[Tensor]:
@@ -50,11 +30,6 @@ def gradient_shards(model: nn.Module) -> list[Tensor]:
 
 def said(tensors: list[Tensor]) -> str:
     return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
-
-
-def mesh_of(folder: Path, rank: int, size: int) -> DeviceMesh:
-    meet(folder, "store", rank, size)
-    return init_device_mesh("cpu", (REPLICAS, SHARDS), mesh_dim_names=("replicate", "shard"))
 
 
 def orphaned(rank: int, size: int, folder: Path) -> list[str]:
@@ -170,14 +145,6 @@ def first_step(optimizer: Distributed) -> None:
         for param in group["params"]:
             param.grad = torch.zeros_like(param)
     optimizer.step()
-
-
-def refusal(attempt: Any) -> str:
-    try:
-        attempt()
-    except ValueError as error:
-        return str(error)
-    return "nothing"
 
 
 def test_what_cannot_work_is_refused_with_what_to_do(tmp_path: Path) -> None:

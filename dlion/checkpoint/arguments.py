@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from dlion.checkpoint.crew import Crew
+from dlion.checkpoint.crew import Crew, check_workers
 from dlion.checkpoint.manifest import NAME, is_plain
 from dlion.errors import CheckpointError
 from dlion.optim import Distributed
@@ -79,6 +79,7 @@ def checked_workers(model: Any, optimizer: Any, group: Any, timeout: Any) -> tim
         )
     if not isinstance(group, Crew):
         check_process_group(group)
+    check_workers(optimizer, group)
     return checked_timeout(timeout)
 
 

@@ -1,6 +1,5 @@
 """Saving and loading: what the workers agree on, who writes which file, and when a checkpoint is complete."""
 
-import json
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -10,26 +9,26 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from dlion.channel import Channel
 from dlion.checkpoint.arguments import Order, checked_path, checked_workers
+from dlion.checkpoint.chunks import Chunk
 from dlion.checkpoint.crew import Crew, crew_of
 from dlion.checkpoint.draft import Draft
 from dlion.checkpoint.finding import Folder
 from dlion.checkpoint.fit import check_between_steps, check_fit
 from dlion.checkpoint.holdings import Holdings, holdings_of, in_bytes, restore
-from dlion.checkpoint.manifest import Manifest, damaged, read_manifest
-from dlion.checkpoint.newcomers import mean_of_workers
+from dlion.checkpoint.manifest import Manifest, read_manifest
+from dlion.checkpoint.mesh import check_seats
+from dlion.checkpoint.readiness import Readiness, agreed, held_before
+from dlion.checkpoint.reading import found_by
 from dlion.checkpoint.saving import Saving
-from dlion.checkpoint.stacked import Part, Stacked
+from dlion.checkpoint.stacked import Part, object_of
 from dlion.errors import CheckpointError, ExchangeError, ranks_text
 from dlion.optim import Distributed
-from dlion.quoting import one_line
-
-SHOWN = 500  # letters of what torch says of files that it cannot read
+from dlion.sharding import is_sharded, put_back_shards
 
 
 class _Alone:
@@ -58,7 +57,8 @@ def save(
 
     Args:
         path: a new folder for this checkpoint, with the same name on all workers. It must not exist.
-        model: whose parameters `optimizer` trains; buffers are saved for each worker.
+        model: whose parameters `optimizer` trains; buffers are saved for each worker. Sharded by FSDP2, all ranks that
+            hold its shards take part, each with `extra` and buffers of its own.
         optimizer: a `Distributed`, `DistributedLion` or `Simulation`, whose workers are all saved here.
         extra: each worker's own, given back by `load`: numbers, text, tensors, lists and dictionaries of them. State of
             schedulers and random number generators belongs here.
@@ -86,7 +86,8 @@ def save(
     about = Manifest(optimizer.method, crew.size, int(optimizer.param_groups[0]["t"]), order.notes, {})
     try:
         check_between_steps(optimizer, "saved")
-        parts = [_part(model, optimizer, rank, crew.size, extra, asynchronous) for rank in crew.here]
+        put_back_shards(model)
+        parts = [_part(model, optimizer, crew, worker, extra, asynchronous) for worker in crew.here]
         if crew.leads:
             draft.open(order.files)
     except Exception as error:
@@ -114,6 +115,9 @@ def load(
     buffers, and worker 0's counters and `extra`. Hyper-parameters and t are the saved ones. All workers call it; those
     of `Elastic` each by itself.
 
+    A sharded model takes its parts out of what any other mesh, or a whole model, has saved. In other shards as many
+    workers each have their own momenta, the mean of the buffers of their ranks, and the `extra` of their first rank.
+
     Nothing is converted but momenta, to the optimizer's own `momentum_dtype`.
 
     Never load a checkpoint of unknown origin: its index is a pickle.
@@ -124,7 +128,7 @@ def load(
         process_group, timeout: as in `save`.
 
     Returns:
-        What this worker gave as `extra` (of a simulation: worker 0's).
+        What this worker, or this rank of it, gave as `extra` (of a simulation: worker 0's).
 
     Raises:
         CheckpointError: on all workers: it is not there, not complete, damaged, of another model or method, or an
@@ -148,9 +152,9 @@ def _take_up(folder: Path, crew: Crew, model: nn.Module, optimizer: Distributed)
 
     def verified() -> list[Any]:
         manifest = read_manifest(folder)
-        first = crew.here[0] if crew.channel is not None else 0
-        manifest.check(folder, sorted(manifest.files)[first :: crew.size if crew.channel is not None else 1])
-        return [manifest.method, manifest.workers, manifest.t, manifest.written]
+        mine, everyone = (crew.channel.rank, crew.channel.size) if crew.channel is not None else (0, 1)
+        manifest.check(folder, sorted(manifest.files)[mine::everyone])
+        return [crew.seat, [manifest.method, manifest.workers, manifest.t, manifest.written]]
 
     def read() -> None:
         manifest = read_manifest(folder)
@@ -159,7 +163,8 @@ def _take_up(folder: Path, crew: Crew, model: nn.Module, optimizer: Distributed)
                 f"{folder} was saved with method {manifest.method!r} and the optimizer has {optimizer.method!r}: make "
                 "it with the same method"
             )
-        found.update(_holdings(folder, manifest, crew))
+        put_back_shards(model)
+        found.update(found_by(crew, folder, manifest, model))
         for each in found.values():
             check_fit(model, optimizer, each)
         check_between_steps(optimizer, "loaded")
@@ -168,7 +173,8 @@ def _take_up(folder: Path, crew: Crew, model: nn.Module, optimizer: Distributed)
         for rank, each in found.items():
             restore(model, optimizer, rank, each)
 
-    told = crew.told("load", verified)
+    seats, told = zip(*crew.told("load", verified), strict=True)
+    check_seats(seats)
     strange = [rank for rank, said in enumerate(told) if said != told[0]]
     if strange:
         raise CheckpointError(f"{folder} is another checkpoint on {ranks_text(strange)} than on rank 0: give the same")
@@ -212,14 +218,19 @@ def _asked_after(last: Saving) -> Warning | None:
     return None
 
 
-def _part(model: nn.Module, optimizer: Distributed, rank: int, workers: int, extra: Any, copied: bool) -> Part:
-    """What a worker here writes: on the CPU, and copied where training goes on meanwhile."""
-    held = holdings_of(model, optimizer, rank, extra)
-
-    def kept(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {key: tensor.to("cpu", copy=copied).contiguous() for key, tensor in tensors.items()}
-
-    return Part(rank, workers, kept(held.common) if rank == 0 else {}, kept(held.own), in_bytes(held.said))
+def _part(model: nn.Module, optimizer: Distributed, crew: Crew, worker: int, extra: Any, copied: bool) -> Part:
+    """What a process writes for a worker here: on the CPU, and copied where training goes on meanwhile."""
+    held = holdings_of(model, optimizer, worker, extra)
+    number = crew.number(worker)
+    sharded = {key for key, tensor in (held.common | held.own).items() if is_sharded(tensor)}
+    common = {key: Chunk.of(tensor) for key, tensor in held.common.items() if number == 0 or key in sharded}
+    own = {
+        # what is not sharded each process of a worker has for itself
+        key: Chunk.of(tensor).row(*((worker, crew.size) if key in sharded else (number, crew.size * crew.shards)))
+        for key, tensor in held.own.items()
+    }
+    common, own = ({key: chunk.on_cpu(copied) for key, chunk in chunks.items()} for chunks in (common, own))
+    return Part(number, common, own, sharded, object_of(worker, crew.shard), in_bytes(held.said))
 
 
 def _write(
@@ -227,15 +238,17 @@ def _write(
 ) -> None:
     """What is done beside training, in the same order on all workers."""
 
-    def ready() -> list[Any]:
+    def ready() -> Readiness:
         if failed is not None:
             raise failed
-        return [draft.path.name, draft.name, [["t", about.t], ["method", about.method], *parts[0].form]]
+        form: list[list[Any]] = [["t", about.t], ["method", about.method], *parts[0].form]
+        return Readiness(draft.path.name, draft.name, crew.seat, form, parts[0].held)
 
     try:
-        told = crew.told("save", ready)
-        _compare(told)
-        draft.follow(told[0][1])
+        told = [Readiness(*said) for said in crew.told("save", ready)]
+        draft.follow(agreed(told))
+        if crew.channel is not None:
+            parts[0].leave_out(held_before(told, crew.channel.rank))
         written = crew.told("save", lambda: draft.write(parts))
         crew.told("save", lambda: draft.publish(parts[0], about, written, others) if crew.leads else None)
     except CheckpointError as error:
@@ -249,33 +262,3 @@ def _write(
         if crew.leads:
             draft.remove()  # nothing, where it has got its name
         draft.release()
-
-
-def _compare(told: list[Any]) -> None:
-    """Of each worker the name of the checkpoint, that of its draft, and the form of what it writes."""
-    for rank, (name, _, _) in enumerate(told):
-        if name != told[0][0]:
-            raise CheckpointError(f"rank {rank} saves {name!r} and rank 0 {told[0][0]!r}: give all workers one path")
-    forms = [form for _, _, form in told]
-    strange = [rank for rank, form in enumerate(forms) if form != forms[0]]
-    if strange:
-        mine, theirs = ({json.dumps(row) for row in forms[rank]} for rank in (0, strange[0]))
-        raise CheckpointError(
-            f"the state of {ranks_text(strange)} is not that of rank 0 (first difference: {min(mine ^ theirs)}): save "
-            "between steps, on all workers"
-        )
-
-
-def _holdings(folder: Path, manifest: Manifest, crew: Crew) -> dict[int, Holdings]:
-    """Of each worker here, from files that were verified."""
-    try:
-        stacked = Stacked(folder)
-        shared = [key for key in stacked.keys if key.startswith(("parameter/", "shared/"))]
-        own = [key for key in stacked.keys if key not in shared]
-        common = stacked.common(shared)
-        if manifest.workers == crew.size:
-            return {rank: Holdings(common, stacked.rows(own, rank), stacked.said(rank)) for rank in crew.here}
-        mean = mean_of_workers(stacked.rows(own, rank) for rank in range(manifest.workers))
-        return {rank: Holdings(common, mean, stacked.said(0)) for rank in crew.here}
-    except Exception as error:
-        raise damaged(folder, f"{type(error).__name__}: {one_line(str(error), SHOWN)}") from error

@@ -9,12 +9,14 @@ from typing import Any
 import torch.distributed as dist
 
 from dlion.channel import Channel, default_group, timeout_of
+from dlion.checkpoint.mesh import ranks_of_mesh, ranks_of_worker
 from dlion.elastic.elastic import Elastic
 from dlion.errors import CheckpointError, ExchangeError, of_the_system
 from dlion.optim import Distributed
 from dlion.quoting import one_line
+from dlion.sharding import check_shards, ranks_of_shards, trained
 from dlion.simulate import Simulation
-from dlion.voting import checkpoint_channel
+from dlion.voting import checkpoint_channel, gathering
 
 WHO = "dlion.checkpoint"
 STRAY = timedelta(seconds=10)  # for others to come and hear that this worker stands outside
@@ -23,21 +25,34 @@ SHOWN = 1000  # letters of what went wrong on a worker
 
 @dataclass(frozen=True)
 class Crew:
-    """All workers, some of whom are here: one of many, one alone, or all of a simulation.
+    """All workers, some of whom are here: one of many, a shard of one, one alone, or all of a simulation.
 
     Attributes:
+        channel: to the other processes.
         patience: how long each call through `channel` waits for the others.
+        shards: processes of each worker. shard: which of them this is.
     """
 
     size: int
     here: Sequence[int]
     channel: Channel | None
     patience: timedelta | None = None
+    shards: int = 1
+    shard: int = 0
 
     @property
     def leads(self) -> bool:
-        """Whether worker 0 is here, who does what is done once."""
-        return 0 in self.here
+        """Whether worker 0 is here (of several, its first process), who does what is done once."""
+        return 0 in self.here and self.shard == 0
+
+    @property
+    def seat(self) -> list[int]:
+        """Which shard of which worker is here, and how many there are: [worker, shard, workers, shards]."""
+        return [self.here[0], self.shard, self.size, self.shards]
+
+    def number(self, worker: int) -> int:
+        """Of the process here that computes for `worker`: among all that do for any."""
+        return worker * self.shards + self.shard
 
     def told(self, call: str, act: Callable[[], Any]) -> list[Any]:
         """What `act` returned (JSON) in every process, in rank order. All processes must call it.
@@ -66,7 +81,7 @@ class Crew:
                 )
         for rank, said in enumerate(answers):
             if "failed" in said:
-                who = f"rank {rank}: " if self.size > 1 and self.channel is not None else ""
+                who = f"rank {rank}: " if self.channel is not None else ""
                 raise CheckpointError(f"{who}{one_line(str(said['failed']), SHOWN)}") from cause
         return [said["value"] for said in answers]
 
@@ -95,14 +110,35 @@ def crew_of(optimizer: Any, group: Any, timeout: timedelta | None, *, loading: b
     if isinstance(optimizer, Elastic) and loading and not isinstance(group, dist.ProcessGroup):
         return Crew(optimizer.terms.workers, (optimizer.terms.worker,), None)
     parent = _group_of(optimizer, group)
-    if parent is None or parent.size() == 1:
+    if parent is None:
         return ALONE
     own = optimizer.options.timeout if isinstance(optimizer, Distributed) else None
     patience = timeout or own or timeout_of(parent)
     if _is_outside(group):
         patience = min(patience, STRAY)
+    mine = ranks_of_worker(optimizer.param_groups, parent) if isinstance(optimizer, Distributed) else [parent.rank()]
+    if not mine:
+        parent = default_group(WHO)  # there all hear what is wrong
+    assert parent is not None
+    if len(mine) > 1:
+        everyone = gathering(ranks_of_mesh(dist.get_process_group_ranks(parent), mine), patience)
+        channel = checkpoint_channel(everyone, patience)
+        return Crew(parent.size(), (parent.rank(),), channel, patience, len(mine), mine.index(dist.get_rank()))
+    if parent.size() == 1:
+        return ALONE
     channel = checkpoint_channel(parent, patience)
     return Crew(channel.size, (channel.rank,), channel, patience)
+
+
+def check_workers(optimizer: Distributed, group: Any) -> None:
+    """Raise a ValueError where the workers are not those that hold equal shards of the optimizer's parameters.
+
+    Args:
+        group: instead of the optimizer's own.
+    """
+    params = list(trained(optimizer.param_groups))
+    if ranks_of_shards(params) and not isinstance(group, Crew):
+        check_shards(params, _group_of(optimizer, group))
 
 
 def _group_of(optimizer: Any, given: Any) -> dist.ProcessGroup | None:

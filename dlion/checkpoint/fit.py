@@ -44,10 +44,9 @@ def _check_tensors(here: dict[str, Tensor], found: Holdings) -> None:
         raise CheckpointError(f"the {kind} {name} is {where}: {SAME}")
     for key, value in here.items():
         kind, _, name = key.partition("/")
-        if value.shape != there[key].shape:
+        if value.shape != found.size(key):
             raise CheckpointError(
-                f"the {kind} {name} has shape {list(value.shape)} and {list(there[key].shape)} in the checkpoint: "
-                f"{SAME}"
+                f"the {kind} {name} has shape {list(value.shape)} and {list(found.size(key))} in the checkpoint: {SAME}"
             )
         if value.dtype != there[key].dtype:
             raise CheckpointError(
@@ -75,12 +74,12 @@ def _group(index: int | None) -> str:
 
 def _check_state(params: dict[str, Tensor], optimizer: Distributed, found: Holdings) -> None:
     whole = set(optimizer.rule.kept).difference(optimizer.rule.thin)
-    for what, name, value in split(found):
+    for key, what, name, value in split(found):
         if name not in params:
             raise CheckpointError(f"the {what} of {name} is of no parameter of this optimizer: {SAME}")
-        if what in whole and (value.shape != params[name].shape or not value.is_floating_point()):
+        if what in whole and (found.size(key) != params[name].shape or not value.is_floating_point()):
             raise CheckpointError(
-                f"the {what} of {name} is {_said(value)} of shape {list(value.shape)} in the checkpoint, and the "
+                f"the {what} of {name} is {_said(value)} of shape {list(found.size(key))} in the checkpoint, and the "
                 f"parameter has shape {list(params[name].shape)}: {SAME}"
             )
 

@@ -5,18 +5,19 @@ shared/STATE/NAME     equal on all workers      own/STATE/NAME        a worker's
 """
 
 import io
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dlion.layout import overwrite
+from dlion.layout import local, overwrite
 from dlion.optim import Distributed
 from dlion.quoting import one_line
 from dlion.replica import Replica
+from dlion.sharding import in_shards, is_sharded
 from dlion.simulate import Simulation
 
 COMPILED = "_orig_mod."  # in the names of a compiled module's parameters
@@ -26,23 +27,32 @@ State = dict[Tensor, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Holdings:
-    """All that a worker must have to go on.
+    """All that a worker must have to go on; of a sharded one, what a process must have.
 
     Attributes:
-        common: tensors that are equal on all workers. own: tensors that are not. By name.
+        common: tensors that are equal on all workers. own: tensors that are not. By name. Sharded ones are DTensors
+            where they are saved, and their local parts where they were found in a checkpoint.
         said: groups of the optimizer with the names of their parameters, counters, and the caller's.
+        sizes: the shapes of whole tensors, of those whose local parts were found.
     """
 
     common: dict[str, Tensor]
     own: dict[str, Tensor]
     said: dict[str, Any]
+    sizes: Mapping[str, torch.Size] = field(default_factory=dict)
+
+    def size(self, key: str) -> torch.Size:
+        """The shape of a tensor, whatever part of it is here."""
+        tensor = self.common[key] if key in self.common else self.own[key]
+        return self.sizes.get(key, tensor.shape)
 
 
+@torch.no_grad()  # then local shards are the same objects each time
 def holdings_of(model: nn.Module, optimizer: Distributed, rank: int, extra: Any) -> Holdings:
     """What a worker here has. Nothing is copied.
 
     Raises:
-        ValueError: a parameter of the optimizer is not the model's, or is a DTensor.
+        ValueError: a parameter of the optimizer is not the model's, or something cannot be saved in shards.
     """
     names = names_of(model, optimizer)
     state = _state_of(optimizer, rank)
@@ -54,7 +64,12 @@ def holdings_of(model: nn.Module, optimizer: Distributed, rank: int, extra: Any)
         for key, value in kept.items():
             if not isinstance(value, Tensor):
                 plain.setdefault(names[param], {})[key] = value
-            elif id(value) in shared:
+            elif is_sharded(param) and not is_sharded(value) and value.dim():
+                raise ValueError(
+                    f"the {key} of {names[param]} is made for this rank's shard, and no other shards could take it "
+                    f"over: train sharded models with another method than {optimizer.method!r} to save them"
+                )
+            elif id(local(value)) in shared:
                 common[f"shared/{key}/{names[param]}"] = value.detach()
             else:
                 own[f"own/{key}/{names[param]}"] = value.detach()
@@ -100,7 +115,7 @@ def restore(model: nn.Module, optimizer: Distributed, rank: int, found: Holdings
         for name, buffer in buffers_of(model):
             overwrite(buffer, buffers[name].to(buffer.device))
     for name, param in parameters_of(model):
-        overwrite(param, found.common[f"parameter/{name}"].to(param.device))
+        overwrite(local(param), found.common[f"parameter/{name}"].to(param.device))
 
 
 def _as_state_dict(model: nn.Module, optimizer: Distributed, found: Holdings) -> dict[str, Any]:
@@ -109,8 +124,10 @@ def _as_state_dict(model: nn.Module, optimizer: Distributed, found: Holdings) ->
     order = [names[param] for group in optimizer.param_groups for param in group["params"]]
     number = {name: index for index, name in enumerate(order)}
     state: dict[int, dict[str, Any]] = {number[name]: dict(kept) for name, kept in found.said["plain"].items()}
-    for what, name, value in split(found):
-        state.setdefault(number[name], {})[what] = value
+    params = {name: param for param, name in names.items()}
+    for key, what, name, value in split(found):
+        whole = in_shards(value, params[name]) if key in found.sizes else value
+        state.setdefault(number[name], {})[what] = whole
     groups = []
     for group, saved in zip(optimizer.param_groups, found.said["groups"], strict=True):
         kept = {key: value for key, value in saved.items() if key != "names"}
@@ -119,26 +136,31 @@ def _as_state_dict(model: nn.Module, optimizer: Distributed, found: Holdings) ->
     return {"state": state, "param_groups": groups}
 
 
-def split(found: Holdings) -> Iterator[tuple[str, str, Tensor]]:
-    """The state of parameters: (what it is, name of the parameter, value)."""
+def split(found: Holdings) -> Iterator[tuple[str, str, str, Tensor]]:
+    """The state of parameters: (key, what it is, name of the parameter, value)."""
     for key, value in (found.common | found.own).items():
         kind, _, rest = key.partition("/")
         if kind in ("shared", "own"):
-            what, _, name = rest.partition("/")
-            yield what, name, value
+            yield key, rest.partition("/")[0], parameter_of(key), value
+
+
+def parameter_of(key: str) -> str:
+    """The name of the parameter that a key is about, "" where it is about none."""
+    kind, _, rest = key.partition("/")
+    return rest if kind == "parameter" else rest.partition("/")[2] if kind in ("shared", "own") else ""
 
 
 def names_of(model: nn.Module, optimizer: Distributed) -> dict[Tensor, str]:
     """The names of the model's parameters, which are those of the optimizer and more.
 
     Raises:
-        ValueError: a parameter of the optimizer is not the model's; or something of the model is a DTensor.
+        ValueError: a parameter of the optimizer is not the model's; or a buffer is a DTensor.
     """
-    for name, tensor in (*parameters_of(model), *buffers_of(model)):
-        if hasattr(tensor, "to_local"):
+    for name, buffer in buffers_of(model):
+        if is_sharded(buffer):
             raise ValueError(
-                f"{name} is sharded (a DTensor), and dlion.checkpoint saves and loads whole tensors alone: use "
-                "torch.distributed.checkpoint for a sharded model and its optimizer"
+                f"the buffer {name} is sharded (a DTensor), and dlion.checkpoint shards parameters and their state "
+                "alone: register a whole tensor, or make it a parameter that is frozen"
             )
     names: dict[Tensor, str] = {param: name for name, param in parameters_of(model)}
     for index, group in enumerate(optimizer.param_groups):

@@ -1,12 +1,14 @@
-"""Files of torch.distributed.checkpoint: what all workers share once, what each has for itself as T[workers, *shape].
+"""Files of torch.distributed.checkpoint: what all workers share once, what each has for itself as T[rows, *shape].
 
-Every worker writes a file of its own, and reads the rows that it wants: nothing is sent from one to another but where
-each row lies, as JSON. The index is torch's own, which is a pickle: reading one of unknown origin runs its code.
+Every process writes a file of its own, and reads the blocks that it wants: nothing is sent from one to another but
+where each block lies, as JSON. The index is torch's own, which is a pickle: reading one of unknown origin runs its
+code.
 """
 
 import io
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch.distributed.checkpoint.default_planner import (
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
+    Metadata,
     MetadataIndex,
     StorageMeta,
     TensorProperties,
@@ -34,60 +37,88 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
+
+from dlion.checkpoint.chunks import Chunk
+from dlion.errors import CheckpointError
 
 INDEX = ".metadata"
 OBJECT = "worker"
 
-Place = list[Any]  # of what was written, in JSON: key, offset or None, bytes, file, first byte, length
+# of what was written, in JSON: key, (dtype, shape of the whole tensor, offset and shape of the chunk) or None,
+# bytes, file, first byte, length
+Place = list[Any]
+Block = tuple[tuple[int, ...], tuple[int, ...]]  # offset and shape
+
+NOWHERE: Mapping[str, Chunk] = {}  # no tensor is sharded
 
 
 def file_of(rank: int) -> str:
-    """Where a worker's part lies."""
+    """Where the part of a process lies."""
     return f"__{rank}_0.distcp"
 
 
+def object_of(worker: int, shard: int) -> str:
+    """Under which key lies what a process has to say beside tensors."""
+    return f"{OBJECT}/{worker}/{shard}" if shard else f"{OBJECT}/{worker}"
+
+
 class Part:
-    """What one of `workers` writes: its rows, what it has to say beside tensors, and worker 0 what all share.
+    """What one process writes: chunks of tensors, on the CPU, and what it has to say beside them.
 
     Args:
-        common: equal on all workers. own: not so. All on the CPU.
-        said: bytes.
+        rank: of the process among all that write.
+        common: chunks of tensors that all workers share. own: of those that they do not, stacked.
+        sharded: keys of the chunks that other processes may hold too: `leave_out` says which they write.
+        said: bytes, under the key `speaker`.
     """
 
-    def __init__(self, rank: int, workers: int, common: dict[str, Tensor], own: dict[str, Tensor], said: bytes) -> None:
-        self.rank, self.workers, self.common, self.own, self.said = rank, workers, common, own, said
+    def __init__(
+        self,
+        rank: int,
+        common: dict[str, Chunk],
+        own: dict[str, Chunk],
+        sharded: set[str],
+        speaker: str,
+        said: bytes,
+    ) -> None:
+        self.rank, self.speaker, self.said = rank, speaker, said
+        self.chunks = dict(sorted((common | own).items()))
+        self._alike, self._sharded = own.keys() | sharded, sharded
 
     @property
     def form(self) -> list[list[Any]]:
-        """What must be equal on all workers, in JSON: key, shape and dtype of each row."""
-        return [[key, list(row.shape), str(row.dtype)] for key, row in sorted(self.own.items())]
+        """What must be equal in all processes, in JSON: key, shape and dtype of the tensors that all write of."""
+        alike = [(key, chunk) for key, chunk in self.chunks.items() if key in self._alike]
+        return [[key, list(chunk.size), str(chunk.values.dtype)] for key, chunk in alike]
 
-    def plan(self, rank: int) -> SavePlan:
-        """What a worker writes; all write the like."""
-        items = [WriteItem(MetadataIndex(f"{OBJECT}/{rank}"), WriteItemType.BYTE_IO)]
-        for key, row in sorted(self.own.items()):
-            offset, size = torch.Size([rank, *[0] * row.dim()]), torch.Size([self.workers, *row.shape])
-            chunk = ChunkStorageMetadata(offset, torch.Size([1, *row.shape]))
-            data = TensorWriteData(chunk, TensorProperties.create_from_tensor(row), size)
-            items.append(WriteItem(MetadataIndex(key, offset), WriteItemType.SHARD, tensor_data=data))
-        for key, value in sorted(self.common.items()) if rank == 0 else ():
-            chunk = ChunkStorageMetadata(torch.Size([0] * value.dim()), value.shape)
-            data = TensorWriteData(chunk, TensorProperties.create_from_tensor(value), value.shape)
-            items.append(WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.TENSOR, tensor_data=data))
-        return SavePlan(items)
+    @property
+    def held(self) -> list[list[Any]]:
+        """Key and offset of the chunks that others may hold too, in JSON."""
+        return [[key, list(chunk.offset)] for key, chunk in self.chunks.items() if key in self._sharded]
+
+    def leave_out(self, keys: Collection[str]) -> None:
+        """Others write these."""
+        self.chunks = {key: chunk for key, chunk in self.chunks.items() if key not in keys}
 
     def write(self, folder: Path) -> list[Place]:
-        """Write this worker's file, to the disk; where everything lies in it."""
+        """Write the file of this process, to the disk; where everything lies in it."""
         writer = _Writer(folder, per_thread_copy_ahead=0)
         writer.set_up_storage_writer(self.rank == 0)
-        plan = writer.prepare_global_plan([self.plan(self.rank)] * self.workers)[self.rank]
+        facts = {
+            key: [str(chunk.values.dtype), list(chunk.size), list(chunk.offset), list(chunk.shape)]
+            for key, chunk in self.chunks.items()
+            if not chunk.says_nothing
+        }
+        plan = SavePlan([_item(self.speaker, None), *(_item(key, fact) for key, fact in facts.items())])
+        plan = writer.prepare_global_plan([plan] * (self.rank + 1))[self.rank]
         results = writer.write_data(plan, _Source(self)).wait()
         self._written = results[0]
         return [
             [
                 result.index.fqn,
-                list(result.index.offset) if result.index.offset is not None else None,
+                facts.get(result.index.fqn),
                 result.size_in_bytes,
                 result.storage_data.relative_path,
                 result.storage_data.offset,
@@ -97,16 +128,44 @@ class Part:
         ]
 
     def write_index(self, folder: Path, places: Iterable[Place]) -> None:
-        """Write the index of all workers' files, to the disk, after `write`."""
+        """Write the index of all processes' files, to the disk, after `write`.
+
+        Raises:
+            CheckpointError: a part of a tensor was written by nobody.
+        """
         writer = _Writer(folder, per_thread_copy_ahead=0)
         writer.set_up_storage_writer(True)
-        _, index = create_default_global_save_plan([self.plan(rank) for rank in range(self.workers)])
-        results = []
-        for key, offset, size, file, start, length in places:
+        items, results = [], []
+        for key, fact, size, file, start, length in places:
+            items.append(_item(key, fact))
             # torch has no public name for what it keeps of a place
             lies = replace(self._written.storage_data, relative_path=file, offset=start, length=length)
-            results.append(WriteResult(MetadataIndex(key, offset), size, lies))
+            results.append(WriteResult(items[-1].index, size, lies))
+        _, index = create_default_global_save_plan([SavePlan(items)])
+        _check_whole(index)
         writer.finish(index, [results])
+
+
+def _item(key: str, fact: list[Any] | None) -> WriteItem:
+    """A thing that is written: a chunk, or what somebody says."""
+    if fact is None:
+        return WriteItem(MetadataIndex(key), WriteItemType.BYTE_IO)
+    dtype, size, offset, shape = fact
+    chunk = ChunkStorageMetadata(torch.Size(offset), torch.Size(shape))
+    properties = TensorProperties(dtype=getattr(torch, dtype.removeprefix("torch.")))
+    data = TensorWriteData(chunk, properties, torch.Size(size))
+    return WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+
+
+def _check_whole(index: Metadata) -> None:
+    for key, kept in index.state_dict_metadata.items():
+        if isinstance(kept, TensorStorageMetadata):
+            there = sum(prod(chunk.sizes) for chunk in kept.chunks)
+            if there != prod(kept.size):
+                raise CheckpointError(
+                    f"{key} has {prod(kept.size)} elements and the ranks that save hold {there} of them: save with all "
+                    "ranks that hold its shards, each part once"
+                )
 
 
 class _Writer(FileSystemWriter):
@@ -126,9 +185,7 @@ class _Source(DefaultSavePlanner):
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
         if write_item.type == WriteItemType.BYTE_IO:
             return io.BytesIO(self._part.said)
-        if write_item.type == WriteItemType.SHARD:
-            return self._part.own[write_item.index.fqn].unsqueeze(0)
-        return self._part.common[write_item.index.fqn]
+        return self._part.chunks[write_item.index.fqn].values
 
 
 class Stacked:
@@ -148,40 +205,55 @@ class Stacked:
         """Of all tensors."""
         return [key for key, kept in self._index.state_dict_metadata.items() if isinstance(kept, TensorStorageMetadata)]
 
-    def common(self, keys: Iterable[str]) -> dict[str, Tensor]:
-        """What all workers share."""
-        return self._read({key: self._size(key) for key in keys}, None)
+    @property
+    def processes(self) -> int:
+        """How many wrote it."""
+        return sum(key.startswith(f"{OBJECT}/") for key in self._index.state_dict_metadata)
 
-    def rows(self, keys: Iterable[str], rank: int) -> dict[str, Tensor]:
-        """What a worker had for itself."""
-        found = self._read({key: torch.Size([1, *self._size(key)[1:]]) for key in keys}, rank)
+    def size(self, key: str) -> torch.Size:
+        """The shape of a whole tensor, all rows of a stacked one."""
+        return self._kept(key).size
+
+    def common(self, keys: Iterable[str], here: Mapping[str, Chunk] = NOWHERE) -> dict[str, Tensor]:
+        """What all workers share: of tensors in `here` the same block as that chunk, of others all."""
+        return self._read({key: _block(here.get(key), self.size(key)) for key in keys})
+
+    def rows(self, keys: Iterable[str], number: int, here: Mapping[str, Chunk] = NOWHERE) -> dict[str, Tensor]:
+        """What lies in row `number` of stacked tensors: of those in `here` the same block as that chunk, else all."""
+        blocks = {key: _block(here.get(key), self.size(key)[1:]) for key in keys}
+        found = self._read({key: ((number, *offset), (1, *shape)) for key, (offset, shape) in blocks.items()})
         return {key: row[0] for key, row in found.items()}
 
-    def said(self, rank: int) -> Any:
-        """What a worker said beside tensors: numbers, text, containers and tensors, no code."""
+    def said(self, worker: int, shard: int = 0) -> Any:
+        """What a process said beside tensors: numbers, text, containers and tensors, no code."""
         target = _Target({})
-        index = MetadataIndex(f"{OBJECT}/{rank}")
+        index = MetadataIndex(object_of(worker, shard))
         none = torch.Size([])
         item = ReadItem(LoadItemType.BYTE_IO, index, none, index, none, none)
         self._reader.read_data(LoadPlan([item]), target).wait()
         return target.said
 
-    def _size(self, key: str) -> torch.Size:
+    def _kept(self, key: str) -> TensorStorageMetadata:
         kept = self._index.state_dict_metadata[key]
         assert isinstance(kept, TensorStorageMetadata)
-        return kept.size
+        return kept
 
-    def _read(self, sizes: dict[str, torch.Size], rank: int | None) -> dict[str, Tensor]:
+    def _read(self, blocks: dict[str, Block]) -> dict[str, Tensor]:
+        """Those blocks of tensors, put together from the chunks that were saved."""
         found, items = {}, []
-        for key, size in sizes.items():
-            kept = self._index.state_dict_metadata[key]
-            assert isinstance(kept, TensorStorageMetadata)
-            found[key] = torch.empty(size, dtype=kept.properties.dtype, device="cpu")
-            start = torch.Size([0] * len(size))
-            place = MetadataIndex(key, start if rank is None else torch.Size([rank, *start[1:]]))
-            items.append(ReadItem(LoadItemType.TENSOR, MetadataIndex(key), start, place, start, size))
+        for key, (offset, shape) in blocks.items():
+            found[key] = torch.empty(shape, dtype=self._kept(key).properties.dtype, device="cpu")
+            wanted = ChunkStorageMetadata(torch.Size(offset), torch.Size(shape))
+            parts = create_read_items_for_chunk_list(key, self._kept(key), [wanted])
+            if sum(prod(part.lengths) for part in parts) != prod(shape):
+                raise ValueError(f"{key} is not all there")
+            items += parts
         self._reader.read_data(LoadPlan(items), _Target(found)).wait()
         return found
+
+
+def _block(chunk: Chunk | None, size: torch.Size) -> Block:
+    return (chunk.offset, chunk.shape) if chunk is not None else ((0,) * len(size), tuple(size))
 
 
 class _Target(DefaultLoadPlanner):
@@ -194,7 +266,10 @@ class _Target(DefaultLoadPlanner):
         self._tensors = tensors
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        return self._tensors[read_item.dest_index.fqn]
+        tensor = self._tensors[read_item.dest_index.fqn]
+        for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            tensor = tensor.narrow(dim, start, length)
+        return tensor
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         self.said = torch.load(value, map_location="cpu", weights_only=True)

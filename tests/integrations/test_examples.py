@@ -1,4 +1,4 @@
-"""The examples of Accelerate, Lightning and Trainer run as they stand, and go on from their checkpoints."""
+"""The examples of Accelerate, FSDP2, Lightning and Trainer run as they stand, and go on from their checkpoints."""
 
 import re
 from pathlib import Path
@@ -26,6 +26,21 @@ def test_accelerate(tmp_path: Path) -> None:
     accuracies = [float(line.split()[2].rstrip("%,")) for line in first.printed + again.printed]
     assert accuracies[0] < accuracies[1] < accuracies[2] and accuracies[2] > 60
     assert not [text for said in (first, second, again) for text in said.warned if "dlion" in text]
+
+
+def test_fsdp2(tmp_path: Path) -> None:
+    script = EXAMPLES / "with_fsdp2.py"
+    assert len(script.read_text().splitlines()) < 60
+    first, again = (
+        scripts.run(script, tmp_path, f"--steps={steps}", size=4, preload=("torch.distributed.fsdp",))
+        for steps in (20, 60)
+    )
+    said = [[each.printed[-1] for each in run] for run in (first, again)]
+    assert all(0.9 < bits_sent(line) < 1.1 for line in [*said[0], *said[1]])
+    before, after = (float(lines[0].split(": ")[1].split("%")[0]) for lines in said)
+    assert 20 < before < after
+    assert [path.name for path in sorted((tmp_path / "fsdp2-checkpoints").iterdir())] == ["20", "60"]
+    assert not [text for run in (first, again) for each in run for text in each.warned if "dlion" in text]
 
 
 def test_trainer(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import pytest
 import scripts
 
 pytestmark = pytest.mark.timeout(240)  # with frameworks to import, and other work on the machine
+RANKS = {"accelerate": 2, "fsdp2": 4, "lightning": 2, "transformers": 2}
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "integrations"
 
 
-@pytest.mark.parametrize("name", ["accelerate", "lightning", "transformers"])
+@pytest.mark.parametrize("name", RANKS)
 def test_the_script_of_the_page_runs(name: str, tmp_path: Path) -> None:
     page = (PAGES / f"{name}.md").read_text()
     blocks = re.findall(r"(<!-- torchrun -->\n)?```python\n(.*?)```", page, re.DOTALL)
@@ -20,7 +21,7 @@ def test_the_script_of_the_page_runs(name: str, tmp_path: Path) -> None:
     code = blocks[0][1]
     script = tmp_path / "script.py"
     script.write_text(code)
-    for said in scripts.run(script, tmp_path):
+    for said in scripts.run(script, tmp_path, size=RANKS[name]):
         assert not [text for text in said.warned if "dlion" in text]
     check_diff(page, code)
 
