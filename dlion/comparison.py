@@ -66,9 +66,9 @@ class Guard:
     def _hashes(self, replica: Replica) -> list[list[int]]:
         """Of all workers' gradients."""
         grads = [local(param.grad) for param in replica.params if param.grad is not None]
-        own = (checksum([] if replica.resting else grads) >> 1) if grads else ORPHANED
         if self._channel is None:
-            return [[own]]
+            return [[0 if grads else ORPHANED]]
+        own = (checksum([] if replica.resting else grads) >> 1) if grads else ORPHANED
         with self._channel.during("comparing gradients"):
             return gathered(self._channel, [own], self._stats)
 

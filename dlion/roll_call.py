@@ -82,7 +82,7 @@ def _own(store: Store) -> Store:
 
 @dataclass(frozen=True)
 class Roll:
-    """Who answered a roll call and where it stands, by rank; and who did not."""
+    """Who answered and with what word, by rank (in a roll call: where it stands); and who did not."""
 
     present: dict[int, str]
     absent: list[int]
@@ -140,8 +140,8 @@ class RollCall:
         except (StoreSilent, RuntimeError):
             return False
 
-    def announce(self, key: str, timeout: float) -> list[int]:
-        """Say that this worker is here, and wait for the others; the ranks that did not come within `timeout` seconds.
+    def announce(self, key: str, timeout: float, word: str = "here") -> Roll:
+        """Say that this worker is here, and wait for the others; who came within `timeout` seconds, with their words.
 
         Raises:
             StoreSilent: the store does not answer.
@@ -149,13 +149,15 @@ class RollCall:
         """
         everyone = [f"{key}/{rank}" for rank in range(self.size)]
 
-        def meet(store: Store) -> list[int]:
-            store.set(everyone[self.rank], "here")
+        def meet(store: Store) -> Roll:
+            store.set(everyone[self.rank], word)
+            absent = []
             try:
                 store.wait(everyone, timedelta(seconds=timeout))
             except RuntimeError:
-                return [rank for rank, name in enumerate(everyone) if not store.check([name])]
-            return []
+                absent = [rank for rank, name in enumerate(everyone) if not store.check([name])]
+            came = {rank: name for rank, name in enumerate(everyone) if rank not in absent}
+            return Roll({rank: store.get(name).decode(errors="replace") for rank, name in came.items()}, absent)
 
         # asked by itself: checkpoints and steps may begin at once, and in another order elsewhere
         return Inquiry(self._store).ask(meet, timeout + GRACE)

@@ -74,7 +74,7 @@ def checkpoint_channel(parent: dist.ProcessGroup, timeout: timedelta) -> Channel
     """
     if parent not in _saving:
         if parent not in _makers:
-            wait_for_all(parent, "dlion/checkpoint", timeout)
+            _meet(parent, "dlion/checkpoint", timeout)
         make = _makers.get(parent) or _by_torch(parent, timeout, "gloo")
         # calls of a thread beside training: where that stands is none of its business
         _saving[parent] = Channel(make("dlion checkpoint"), "checkpoint", RollCall(parent, "checkpoint"))
@@ -111,7 +111,7 @@ def _pair(parent: dist.ProcessGroup, timeout: timedelta | None, number: int) -> 
     made = _made.setdefault(parent, {})
     if key not in made:
         if parent not in _makers:
-            wait_for_all(parent, f"dlion/groups/{key}", timeout)
+            _meet(parent, f"dlion/groups/{key}", timeout)
         make, roll = _makers.get(parent) or _by_torch(parent, timeout), roll_call_of(parent)
         with roll.naming_loss(roll.place("making groups"), time.monotonic()):
             ballots, verdicts = make(f"dlion ballots {key}"), make(f"dlion verdicts {key}")
@@ -132,8 +132,24 @@ def _by_torch(parent: dist.ProcessGroup, timeout: timedelta | None, backend: str
     return make
 
 
-def wait_for_all(group: dist.ProcessGroup, key: str, timeout: timedelta | None) -> None:
-    """Announce this worker under `key` in the group's store and wait for the others.
+def _meet(parent: dist.ProcessGroup, key: str, timeout: timedelta | None) -> None:
+    """Wait until all workers have come to make a group, each a member of as many groups as any other.
+
+    torch names a group after its ranks and the number of groups that the process is a member of, and workers that name
+    it differently wait for each other until the timeout.
+
+    Raises:
+        ExchangeError: names the ranks that have not come within `timeout` (None: the group's own).
+    """
+    # torch has no public way to ask; test_processes.py fails if this one goes
+    here = len(dist.distributed_c10d._world.pg_names)
+    most = max(map(int, wait_for_all(parent, key, timeout, str(here)).values()))
+    for _ in range(most - here):
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True, group_desc="dlion: one alone")
+
+
+def wait_for_all(group: dist.ProcessGroup, key: str, timeout: timedelta | None, word: str = "here") -> dict[int, str]:
+    """Announce this worker under `key` in the group's store and wait for the others; the words of all, by rank.
 
     Raises:
         ExchangeError: names the ranks that have not come within `timeout` (None: the group's own).
@@ -141,15 +157,16 @@ def wait_for_all(group: dist.ProcessGroup, key: str, timeout: timedelta | None) 
     seconds = (timeout or timeout_of(group)).total_seconds()
     rank, size = group.rank(), group.size()
     try:
-        absent = roll_call_of(group).announce(key, seconds)
+        roll = roll_call_of(group).announce(key, seconds, word)
     except (StoreSilent, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else "no answer"
         raise ExchangeError(
             f"rank {rank} lost the process group's store while waiting {seconds:g} s for all {size} workers to begin: "
             f"look for an error on the worker that keeps it, most often rank 0 (network: {reason})"
         ) from error
-    if absent:
+    if roll.absent:
         raise ExchangeError(
             f"rank {rank} waited {seconds:g} s for all {size} workers to begin their agreement, and "
-            f"{ranks_text(absent)} did not come: look for an error there, or raise timeout="
+            f"{ranks_text(roll.absent)} did not come: look for an error there, or raise timeout="
         )
+    return roll.present

@@ -104,6 +104,13 @@ def test_a_message_masks_what_is_not_finite(size: int, dtype: torch.dtype) -> No
     assert torch.equal(momentum[good], before[good] * 0.99 + wide * (1 - 0.99))
 
 
+def test_a_default_device_of_the_user_changes_no_hash() -> None:
+    values, words = [torch.arange(70.0)], torch.arange(3)
+    before = bits.checksum(values), bits.mix64(1, words, 0).tolist(), bits.mix64(1, 2, 0).item()
+    with torch.device("meta"):
+        assert (bits.checksum(values), bits.mix64(1, words, 0).tolist(), bits.mix64(1, 2, 0).item()) == before
+
+
 def test_a_checksum_sees_every_bit_and_every_place() -> None:
     values = [torch.randn(70, generator=torch.Generator().manual_seed(4)), torch.zeros(3, dtype=torch.bfloat16)]
     wanted = bits.checksum(values)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from dlion import DistributedLion, local_gradients
+from dlion import DistributedLion, checkpoint, local_gradients
 from dlion.errors import DlionError, ExchangeError, GroupNotReadyError
 
 
@@ -160,6 +160,28 @@ def test_groups_of_some_workers_and_of_all_at_once(tmp_path: Path) -> None:
         if rank != 3:
             assert "rank 3 did not come" in result["missing"] and "timeout=" in result["missing"]
             assert 1.4 < result["waited"] < 10
+
+
+def in_unequal_groups(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    """Rank 0 is a member of two groups more than the others when dlion makes its own, and rank 1 later of one more."""
+    meet(folder, "store", rank, size)
+    dist.new_group([0])
+    dist.new_group([0], use_local_synchronization=True) if rank == 0 else None
+    model = local_gradients(small_model())
+    optimizer = DistributedLion(model.parameters(), lr=0.01)
+    backward(model, rank)
+    optimizer.step()
+    dist.new_group([1])
+    checkpoint.save(folder / "saved", model, optimizer, timeout=20)
+    dist.destroy_process_group()
+    return {"values": values(model)}
+
+
+def test_workers_may_be_members_of_unequal_numbers_of_groups(tmp_path: Path) -> None:
+    """torch names a group after its ranks and that number: the first step waited until the timeout."""
+    first, *others = launch(tmp_path, 3, in_unequal_groups, seconds=40)
+    assert all(other == first for other in others)
+    assert (tmp_path / "saved" / "manifest.json").is_file()
 
 
 SCRIPT = """

@@ -88,13 +88,13 @@ def less_or_more(a: list[Tensor], b: list[Tensor]) -> tuple[Tensor, Tensor]:
 def mix64(a: int, word: Tensor | int, r: Tensor | int) -> Tensor:
     """A 64-bit hash of (a, word, r), of each number where one is a tensor: three rounds of the splitmix64 finaliser."""
     start = _finalise_int((a + GOLDEN) & MASK)
-    x: Tensor | int
     if isinstance(word, int):
-        x = _signed(_finalise_int(((start ^ word & MASK) + GOLDEN) & MASK))
+        # a default device of the user's would take what names none
+        x = torch.tensor(_signed(_finalise_int(((start ^ word & MASK) + GOLDEN) & MASK)), device="cpu")
     else:
         x = _finalise((word ^ _signed(start)) + _signed(GOLDEN))
     last = _signed(r & MASK) if isinstance(r, int) else r
-    return _finalise((torch.as_tensor(x) ^ last) + _signed(GOLDEN))
+    return _finalise((x ^ last) + _signed(GOLDEN))
 
 
 COLUMNS = 61  # of the sums in `digest`; a prime, so that rows which change places rarely end in the same columns
