@@ -11,6 +11,7 @@ from torch import Tensor
 from dlion.codecs import Levels, Moment
 from dlion.layout import WORD, Bucket, Piece, local
 from dlion.replica import Replica
+from dlion.sharding import in_shards, is_sharded
 from dlion.survey import Questions
 
 ROUNDING_SEED = 0  # of stochastic rounding; one for all runs, because it must be one for all workers
@@ -208,9 +209,9 @@ class Gradient(Rule):
 
     def finish(self, replica: Replica) -> None:
         means = {
-            param: self._means[slot].view(param.shape)
+            param: _mean_of(param, self._means[slot])
             for slot, param in enumerate(replica.params)
-            if self._seen.get(slot) == param.numel()
+            if self._seen.get(slot) == local(param).numel()
         }
         self._means.clear()
         self._seen.clear()
@@ -231,6 +232,12 @@ class Gradient(Rule):
         finally:
             for param, grad in zip(replica.params, local_ones, strict=True):
                 param.grad = grad
+
+
+def _mean_of(param: Tensor, mean: Tensor) -> Tensor:
+    """A flat mean in the form of the parameter's gradient, which of a sharded parameter is sharded too."""
+    shaped = mean.view(local(param).shape)
+    return in_shards(shaped, param) if is_sharded(param) else shaped
 
 
 def signed_gradient(replica: Replica, piece: Piece) -> Tensor:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from dlion import Distributed, Simulation, local_gradients
+from dlion.methods import METHODS
 
 STEPS = 6
 OPTIONS: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "bucket_bytes": 16}
@@ -108,6 +109,44 @@ def test_it_votes_as_two_simulated_workers_do(trained: tuple[Path, list[Any]]) -
             simulation.step()
         for param, ended, begun in zip(params, replicas[0]["ended"], replicas[0]["begun"], strict=True):
             assert torch.equal(param, ended) and (not ended.numel() or not torch.equal(ended, begun))
+
+
+def by_every_method(rank: int, size: int, folder: Path) -> None:
+    mesh = mesh_of(folder, rank, size)
+    group = mesh["replicate"].get_group()
+    told = {}
+    for method in METHODS:
+        model = local_gradients(sharded(mesh["shard"], seed=0), group)
+        optimizer = Distributed(model.named_parameters(), method=method, process_group=group, lr=0.01)
+        begun, gradients = shards(model), []
+        for step in range(3):
+            backward(model, rank, step)
+            gradients.append(gradient_shards(model))
+            optimizer.step()
+        told[method] = {"begun": begun, "gradients": gradients, "ended": shards(model)}
+    torch.save(told, folder / f"{rank}.pt")
+
+
+@pytest.mark.timeout(240)  # twelve methods in four processes
+def test_every_method_trains_shards_as_two_simulated_workers_do(tmp_path: Path) -> None:
+    """A method whose state or step was made for whole parameters would leave shards where they are, or mix the two."""
+    launch(tmp_path, REPLICAS * SHARDS, by_every_method, seconds=200)
+    for shard in range(SHARDS):
+        replicas = [torch.load(tmp_path / f"{SHARDS * replica + shard}.pt") for replica in range(REPLICAS)]
+        for method in METHODS:
+            of_each = [replica[method] for replica in replicas]
+            params = nn.ParameterList([nn.Parameter(tensor.clone()) for tensor in of_each[0]["begun"]])
+            simulation = Simulation(params, method=method, workers=REPLICAS, lr=0.01)
+            for step in range(3):
+                for rank in range(REPLICAS):
+                    with simulation.worker(rank):
+                        for param, gradient in zip(params, of_each[rank]["gradients"][step], strict=True):
+                            param.grad = gradient
+                simulation.step()
+            for replica in of_each:
+                assert all(map(torch.equal, params, replica["ended"])), method
+            # of few entries that are sent, none need be a tensor's
+            assert not all(map(torch.equal, params, of_each[0]["begun"])), method
 
 
 def test_a_rank_sends_a_bit_for_each_element_of_its_shards(trained: tuple[Path, list[Any]]) -> None:

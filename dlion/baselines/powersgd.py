@@ -170,8 +170,8 @@ def remember(replica: Replica, slot: int, basis: Tensor, factors: tuple[Tensor, 
     # a column of zeros would stay one for ever
     state["q"] = torch.where((q != 0).any(0), q, basis).to(state["q"].dtype)
     if target is not None:
-        residual = state["residual"]
-        local(residual).copy_((target - product(p, q)).view(residual.shape))
+        residual = local(state["residual"])
+        residual.copy_((target - product(p, q)).view(residual.shape))
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
