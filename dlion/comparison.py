@@ -6,11 +6,14 @@ from typing import Any
 import torch
 
 from dlion.channel import Channel
-from dlion.layout import local
+from dlion.layout import local, named
 from dlion.ops.bits import checksum
+from dlion.quoting import one_line
 from dlion.replica import Replica
 from dlion.stats import Stats
 
+RUNS = 64  # of neighbouring parameters whose gradients get one hash
+SHOWN = 300  # letters of the names of parameters
 GUARDED_STEPS = 3  # steps whose gradients are compared, to find gradients that were averaged before
 ORPHANED = -1  # stands for the hash of gradients where no parameter has one
 WITHOUT_GRADIENTS = (
@@ -40,43 +43,82 @@ def told(channel: Channel, value: Any, stats: Stats) -> list[Any]:
 class Guard:
     """Finds out in the first steps whether gradients had been averaged already, or whether there are none at all.
 
+    Parameters are looked at in runs of neighbours, so that what travels is short: a model may be averaged in part.
+
     Args:
         channel: to the other workers; None for one worker alone.
-        stats: counts what is moved.
+        stats: where the bytes are counted, as checks.
     """
 
     def __init__(self, channel: Channel | None, stats: Stats) -> None:
         self._channel, self._stats = channel, stats
         self._steps = 0
-        self._averaged = self._orphaned = True
+        self._seen: list[list[list[int]]] = []  # int[steps][workers][runs]
 
     def look(self, replica: Replica) -> None:
         """Compare the gradients of a step; a collective call in the first steps. Who rests has none to compare."""
         if self._steps >= GUARDED_STEPS:
             return
-        hashes = self._hashes(replica)
-        self._orphaned = self._orphaned and bool(replica.params) and all(value == [ORPHANED] for value in hashes)
-        equal = hashes[0] not in ([0], [ORPHANED]) and all(value == hashes[0] for value in hashes)
-        self._averaged = self._averaged and len(hashes) > 1 and equal
+        runs = _runs(len(replica.params))
+        hashes = self._hashes(replica, runs)
+        if self._seen and len(self._seen[0][0]) != len(hashes[0]):  # other parameters are trained now
+            self._seen.clear()
+        self._seen.append(hashes)
         self._steps += 1
-        if self._steps == GUARDED_STEPS and (self._orphaned or self._averaged):
-            # whoever called step()
-            warnings.warn(WITHOUT_GRADIENTS if self._orphaned else _averaged_among(len(hashes)), stacklevel=9)
+        if self._steps == GUARDED_STEPS and (wrong := self._wrong(replica, runs)):
+            warnings.warn(wrong, stacklevel=9)  # whoever called step()
 
-    def _hashes(self, replica: Replica) -> list[list[int]]:
-        """Of all workers' gradients."""
-        grads = [local(param.grad) for param in replica.params if param.grad is not None]
+    def _hashes(self, replica: Replica, runs: list[range]) -> list[list[int]]:
+        """Of all workers, the gradients of each run."""
+        grads = [[replica.params[slot].grad for slot in run] for run in runs]
+        found = [[local(grad) for grad in run if grad is not None] for run in grads]
         if self._channel is None:
-            return [[0 if grads else ORPHANED]]
-        own = (checksum([] if replica.resting else grads) >> 1) if grads else ORPHANED
+            return [[0 if run else ORPHANED for run in found]]
+        own = [(checksum([] if replica.resting else run) >> 1) if run else ORPHANED for run in found]
         with self._channel.during("comparing gradients"):
-            return gathered(self._channel, [own], self._stats)
+            return gathered(self._channel, own, self._stats)
+
+    def _wrong(self, replica: Replica, runs: list[range]) -> str | None:
+        """What the steps that were seen say against the gradients."""
+        workers = len(self._seen[0])
+        columns = [[[row[run] for row in step] for step in self._seen] for run in range(len(runs))]
+        if columns and all(value == ORPHANED for column in columns for step in column for value in step):
+            return WITHOUT_GRADIENTS
+        if workers == 1:
+            return None
+        telling = [column for column in columns if any(step[0] not in (0, ORPHANED) for step in column)]
+        equal = [_is_equal(column) for column in telling]
+        if telling and all(equal):
+            return _averaged(f"gradients were equal on all {workers} workers")
+        # what is equal by itself, as under a loss that is linear in a parameter, is equal in all steps too
+        partly = [run for run, column in zip(runs, columns, strict=True) if _is_equal(column) and _changes(column)]
+        if not partly:
+            return None
+        names = [name for _, _, name, param in named(replica.param_groups) if param.requires_grad]
+        which = ", ".join(names[slot] for run in partly for slot in run)
+        return _averaged(f"gradients of some parameters were equal on all {workers} workers ({one_line(which, SHOWN)})")
 
 
-def _averaged_among(workers: int) -> str:
+def _runs(count: int) -> list[range]:
+    """At most `RUNS` ranges, of equal lengths but for the last ones, that together are range(count)."""
+    length = max(1, -(-count // RUNS))
+    return [range(first, min(first + length, count)) for first in range(0, count, length)]
+
+
+def _is_equal(column: list[list[int]]) -> bool:
+    """Whether all workers had the same gradients in every step, and some that were not 0."""
+    return all(step[0] not in (0, ORPHANED) and len(set(step)) == 1 for step in column)
+
+
+def _changes(column: list[list[int]]) -> bool:
+    return len({step[0] for step in column}) == len(column) > 1
+
+
+def _averaged(what: str) -> str:
     return (
-        f"gradients were equal on all {workers} workers in the first {GUARDED_STEPS} steps, so they "
-        "seem to be averaged already, or all workers read the same data: votes then carry no information; call "
-        "dlion.local_gradients(model) on the DDP module to switch averaging off (a framework that wraps models "
-        "itself: docs/integrations says how), or give ranks their own data"
+        f"{what} in the first {GUARDED_STEPS} steps, so they seem to be averaged already, or all workers read the "
+        "same data: votes then carry no information; call dlion.local_gradients(model) on the DDP module to switch it "
+        "off, or give ranks their own data (frameworks that wrap models have calls of their own: "
+        "dlion.integrations.transformers.local_gradients(trainer), .accelerate.local_gradients(accelerator), "
+        ".lightning.VotingStrategy)"
     )

@@ -13,6 +13,21 @@ from dlion.errors import ExchangeError, ranks_text
 from dlion.roll_call import RollCall, StoreSilent, roll_call_of
 
 MakeGroup = Callable[[str], dist.ProcessGroup]
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What workers meet for, and what to look for where one does not come, in words."""
+
+    what: str
+    advice: str
+
+
+AGREEMENT = Purpose("begin their agreement", "look for an error there, or raise timeout=")
+SAVING = Purpose(
+    "call dlion.checkpoint.save or load",
+    "call it on every worker and not on rank 0 alone, or look for an error there, or raise timeout=",
+)
 SHARED = 0  # the number of the pair that every optimizer uses whose calls never overlap with another's
 
 
@@ -74,7 +89,7 @@ def checkpoint_channel(parent: dist.ProcessGroup, timeout: timedelta) -> Channel
     """
     if parent not in _saving:
         if parent not in _makers:
-            _meet(parent, "dlion/checkpoint", timeout)
+            _meet(parent, "dlion/checkpoint", timeout, SAVING)
         make = _makers.get(parent) or _by_torch(parent, timeout, "gloo")
         # calls of a thread beside training: where that stands is none of its business
         _saving[parent] = Channel(make("dlion checkpoint"), "checkpoint", RollCall(parent, "checkpoint"))
@@ -132,7 +147,7 @@ def _by_torch(parent: dist.ProcessGroup, timeout: timedelta | None, backend: str
     return make
 
 
-def _meet(parent: dist.ProcessGroup, key: str, timeout: timedelta | None) -> None:
+def _meet(parent: dist.ProcessGroup, key: str, timeout: timedelta | None, purpose: Purpose = AGREEMENT) -> None:
     """Wait until all workers have come to make a group, each a member of as many groups as any other.
 
     torch names a group after its ranks and the number of groups that the process is a member of, and workers that name
@@ -141,14 +156,27 @@ def _meet(parent: dist.ProcessGroup, key: str, timeout: timedelta | None) -> Non
     Raises:
         ExchangeError: names the ranks that have not come within `timeout` (None: the group's own).
     """
-    # torch has no public way to ask; test_processes.py fails if this one goes
-    here = len(dist.distributed_c10d._world.pg_names)
-    most = max(map(int, wait_for_all(parent, key, timeout, str(here)).values()))
+    here = _groups_here()
+    most = max(map(int, wait_for_all(parent, key, timeout, str(here), purpose).values()))
     for _ in range(most - here):
         dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True, group_desc="dlion: one alone")
 
 
-def wait_for_all(group: dist.ProcessGroup, key: str, timeout: timedelta | None, word: str = "here") -> dict[int, str]:
+def _groups_here() -> int:
+    """Of how many process groups this process is a member."""
+    try:
+        return len(dist.distributed_c10d._world.pg_names)
+    except AttributeError:  # a torch that keeps them elsewhere; test_processes.py sees whether it names groups alike
+        return 0
+
+
+def wait_for_all(
+    group: dist.ProcessGroup,
+    key: str,
+    timeout: timedelta | None,
+    word: str = "here",
+    purpose: Purpose = AGREEMENT,
+) -> dict[int, str]:
     """Announce this worker under `key` in the group's store and wait for the others; the words of all, by rank.
 
     Raises:
@@ -161,12 +189,13 @@ def wait_for_all(group: dist.ProcessGroup, key: str, timeout: timedelta | None, 
     except (StoreSilent, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else "no answer"
         raise ExchangeError(
-            f"rank {rank} lost the process group's store while waiting {seconds:g} s for all {size} workers to begin: "
+            f"rank {rank} lost the process group's store while waiting {seconds:g} s for all {size} workers to "
+            f"{purpose.what}: "
             f"look for an error on the worker that keeps it, most often rank 0 (network: {reason})"
         ) from error
     if roll.absent:
         raise ExchangeError(
-            f"rank {rank} waited {seconds:g} s for all {size} workers to begin their agreement, and "
-            f"{ranks_text(roll.absent)} did not come: look for an error there, or raise timeout="
+            f"rank {rank} waited {seconds:g} s for all {size} workers to {purpose.what}, and "
+            f"{ranks_text(roll.absent)} did not come: {purpose.advice}"
         )
     return roll.present

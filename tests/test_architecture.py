@@ -33,6 +33,10 @@ PRIVATE_TORCH: dict[str, dict[str, str]] = {
     "dlion/phases.py": {
         "torch.autograd.profiler._is_profiler_enabled": "a range costs 10 microseconds even while nobody profiles"
     },
+    "dlion/voting.py": {
+        f"torch.distributed.distributed_c10d._world{attribute}": "torch names groups after it, and does not show it"
+        for attribute in ("", ".pg_names")
+    },
     "tests/test_memory.py": {
         "torch.utils._python_dispatch.TorchDispatchMode": "the only way to see every tensor that a step makes"
     },

@@ -95,6 +95,19 @@ def change(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
     return act
 
 
+def test_a_pipe_in_the_place_of_a_file_is_damage_and_nobody_waits_for_it(pair: Path) -> None:
+    victim = next((pair / LATE).glob("*.distcp"))
+    intact = victim.read_bytes()
+    victim.unlink()
+    os.mkfifo(victim)
+    try:
+        with pytest.warns(UserWarning, match="a pipe and no file"):
+            assert checkpoint.latest(pair) == pair / EARLY
+    finally:
+        victim.unlink()
+        victim.write_bytes(intact)
+
+
 @pytest.mark.parametrize(
     ("act", "said"),
     [

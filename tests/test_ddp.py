@@ -1,7 +1,6 @@
 """Models of several workers: local gradients under DDP, equal starts without it, buffers, the averaging guard."""
 
 import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -239,56 +238,3 @@ def test_tied_weights_move_together() -> None:
 
     a, b = succeed(world(2, work))
     assert torch.equal(a, b) and not torch.equal(a, flat(start))
-
-
-# ---- gradients that were averaged before
-
-
-def guarded(wrap: Callable[[dist.ProcessGroup], nn.Module], steps: int, zero: bool = False) -> list[list[str]]:
-    """What each of two workers is warned of."""
-    with warnings.catch_warnings(record=True) as caught:  # of all threads: the filters are the process's
-        warnings.simplefilter("always")
-
-        def work(rank: int, group: dist.ProcessGroup) -> None:
-            model = wrap(group)
-            optimizer = DistributedLion(model.parameters(), lr=0.01, process_group=group)
-            for step in range(steps):
-                backward(model, rank, step)
-                if zero:
-                    optimizer.zero_grad(set_to_none=False)
-                optimizer.step()
-
-        succeed(world(2, work))
-    said = [w for w in caught if "local_gradients" in str(w.message)]
-    assert all(w.filename == __file__ for w in said)  # where step() is called, for users to find
-    return [str(w.message) for w in said]
-
-
-def test_averaged_gradients_are_found_out_after_three_steps() -> None:
-    assert guarded(ddp, steps=2) == []
-    said = guarded(ddp, steps=6)
-    assert len(said) == 2 and "averaged already" in said[0]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_steps_without_any_gradient_are_found_out(workers: int) -> None:
-    """One that comes in time, on any worker, is enough."""
-
-    def work(rank: int, group: dist.ProcessGroup) -> None:
-        for late in (3, 2):
-            model = copy.deepcopy(MODEL)
-            optimizer = DistributedLion(model.parameters(), lr=0.01, process_group=group)
-            for step in range(5):
-                if step >= late and rank == 0:
-                    backward(model, rank, step)
-                optimizer.step()
-
-    with pytest.warns(UserWarning, match="no parameter of the optimizer had a gradient on any worker") as caught:
-        succeed(world(workers, work))
-    assert len(caught) == workers and {each.filename for each in caught} == {__file__}
-
-
-def test_local_and_zero_gradients_are_left_alone() -> None:
-    assert guarded(lambda group: local_gradients(ddp(group)), steps=4) == []
-    assert guarded(lambda group: copy.deepcopy(MODEL), steps=4) == []
-    assert guarded(ddp, steps=4, zero=True) == []

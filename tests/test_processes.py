@@ -184,6 +184,29 @@ def test_workers_may_be_members_of_unequal_numbers_of_groups(tmp_path: Path) -> 
     assert (tmp_path / "saved" / "manifest.json").is_file()
 
 
+def saves_alone(rank: int, size: int, folder: Path) -> str:
+    meet(folder, "store", rank, size)
+    model = local_gradients(small_model())
+    optimizer = DistributedLion(model.parameters(), lr=0.01)
+    backward(model, rank)
+    optimizer.step()
+    if rank == 0:
+        try:
+            checkpoint.save(folder / "saved", model, optimizer, timeout=1)
+        except ExchangeError as error:
+            (folder / "said").write_text(str(error))
+    else:
+        while not (folder / "said").exists():
+            time.sleep(0.05)  # until the other has given up
+    return (folder / "said").read_text()
+
+
+def test_a_worker_that_saves_alone_is_told_that_all_must(tmp_path: Path) -> None:
+    said = launch(tmp_path, 2, saves_alone)
+    assert "all 2 workers to call dlion.checkpoint.save or load, and rank 1 did not come" in said[0]
+    assert "not on rank 0 alone" in said[0]
+
+
 SCRIPT = """
 import sys
 import torch

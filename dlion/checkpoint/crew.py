@@ -30,7 +30,7 @@ class Crew:
     Attributes:
         channel: to the other processes.
         patience: how long each call through `channel` waits for the others.
-        shards: processes of each worker. shard: which of them this is.
+        shards: processes of each worker. shard: which of them this is. first: the lowest of their ranks.
     """
 
     size: int
@@ -39,6 +39,7 @@ class Crew:
     patience: timedelta | None = None
     shards: int = 1
     shard: int = 0
+    first: int | None = None
 
     @property
     def leads(self) -> bool:
@@ -47,8 +48,8 @@ class Crew:
 
     @property
     def seat(self) -> list[int]:
-        """Which shard of which worker is here, and how many there are: [worker, shard, workers, shards]."""
-        return [self.here[0], self.shard, self.size, self.shards]
+        """Which shard of which worker is here, and of how many: [worker, shard, first, workers, shards]."""
+        return [self.here[0], self.shard, self.here[0] if self.first is None else self.first, self.size, self.shards]
 
     def number(self, worker: int) -> int:
         """Of the process here that computes for `worker`: among all that do for any."""
@@ -123,7 +124,8 @@ def crew_of(optimizer: Any, group: Any, timeout: timedelta | None, *, loading: b
     if len(mine) > 1:
         everyone = gathering(ranks_of_mesh(dist.get_process_group_ranks(parent), mine), patience)
         channel = checkpoint_channel(everyone, patience)
-        return Crew(parent.size(), (parent.rank(),), channel, patience, len(mine), mine.index(dist.get_rank()))
+        shard = mine.index(dist.get_rank())
+        return Crew(parent.size(), (parent.rank(),), channel, patience, len(mine), shard, min(mine))
     if parent.size() == 1:
         return ALONE
     channel = checkpoint_channel(parent, patience)

@@ -1,5 +1,6 @@
 """The manifest of a checkpoint: what it is of, and the length and SHA-256 of every file. It is written last."""
 
+import errno
 import hashlib
 import json
 import os
@@ -101,7 +102,13 @@ def _is_file(entry: tuple[str, Any]) -> bool:
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Length and SHA-256 of a file."""
+    """Length and SHA-256 of a file.
+
+    Raises:
+        OSError: it cannot be read, or is a pipe, which a reader would wait for.
+    """
+    if path.is_fifo():
+        raise OSError(errno.EINVAL, "a pipe and no file", str(path))
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"bytes": file.tell(), "sha256": digest}

@@ -44,10 +44,10 @@ def check_seats(seats: Sequence[list[int]]) -> None:
     """Raise a CheckpointError where the processes are not all shards of all workers, each once, going by their `seat`s.
 
     Args:
-        seats: of each process [worker, shard, workers, shards].
+        seats: of each process [worker, shard, lowest rank that holds the worker's shards, workers, shards].
     """
-    counted, taken = seats[0][2:], dict[tuple[int, int], int]()
-    for rank, (worker, shard, *counts) in enumerate(seats):
+    counted, taken, firsts = seats[0][3:], dict[tuple[int, int], int](), dict[int, int]()
+    for rank, (worker, shard, first, *counts) in enumerate(seats):
         if counts != counted:
             raise CheckpointError(
                 f"rank {rank} counts {counts[0]} workers of {counts[1]} ranks each and rank 0 {counted[0]} of "
@@ -56,5 +56,10 @@ def check_seats(seats: Sequence[list[int]]) -> None:
         if (worker, shard) in taken:
             raise CheckpointError(
                 f"rank {taken[worker, shard]} and rank {rank} both hold shard {shard} of worker {worker}: {MESH}"
+            )
+        if firsts.setdefault(worker, first) != first:  # torch sorts the ranks of a group, whatever the mesh says
+            raise CheckpointError(
+                f"rank {rank} votes as worker {worker} and holds shards of another replica than other ranks that do: "
+                f"{MESH}"
             )
         taken[worker, shard] = rank

@@ -25,8 +25,8 @@ def local_gradients(model: nn.Module, process_group: dist.ProcessGroup | None = 
 
     A DistributedDataParallel module, compiled or not, gets torch's no-op communication hook: it has broadcast its
     parameters already, and goes on handling buffers and unused parameters. Of any other module, rank 0's parameters and
-    buffers are broadcast once. With one worker nothing happens. Call it before the first step, on all workers; calling
-    it again is harmless.
+    buffers are broadcast once, and DDP modules in it get the hook. With one worker nothing happens. Call it before the
+    first step, on all workers; calling it again is harmless.
 
     Of a module sharded by FSDP2, the local shards are broadcast across replicas, once; its gradients are averaged over
     the shards' ranks, which together are one worker, and stay local between replicas:
@@ -52,6 +52,9 @@ def local_gradients(model: nn.Module, process_group: dist.ProcessGroup | None = 
     if isinstance(inner, DistributedDataParallel):
         _keep_local(inner)
         return model
+    for module in model.modules():  # parts may be wrapped by themselves
+        if isinstance(module, DistributedDataParallel):
+            _keep_local(module)
     channel = _channel(process_group, "dlion.local_gradients(model)")
     check_shards(_trained(model), channel.group if channel is not None else None)
     whole = [(name, tensor.detach()) for name, tensor in _both(model) if not hasattr(tensor, "device_mesh")]

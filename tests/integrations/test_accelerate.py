@@ -187,7 +187,7 @@ def test_a_state_that_is_loaded_after_a_failure_counts(tmp_path: Path) -> None:
 def test_what_is_set_up_wrongly_is_reported(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["averaged"] == ranks[1]["averaged"]
     for rank in ranks:
-        assert [text for text in rank["averaging"] if "averaged already" in text and "docs/integrations" in text]
+        assert any("averaged already" in said and "local_gradients(accelerator)" in said for said in rank["averaging"])
         assert [text for text in rank["incomplete"] if "is missing" in text and "momentum of worker 0" in text]
         unseen, hooked, late, apart = rank["refused"]
         assert "WORLD_SIZE=4" in unseen and "cpu=True" in unseen
