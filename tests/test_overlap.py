@@ -132,8 +132,11 @@ def test_beside_collectives_in_the_callers_backward() -> None:
             opt.step()
         return values(model), left
 
-    plain = succeed(world(3, work))
-    for found, left in succeed(world(3, lambda rank, group: work(rank, group, overlap=True))):
+    # what comes after the mean is the same on all workers, and so are the gradients there
+    with pytest.warns(UserWarning, match="gradients of some parameters were equal on all 3 workers"):
+        plain = succeed(world(3, work))
+        overlapping = succeed(world(3, lambda rank, group: work(rank, group, overlap=True)))
+    for found, left in overlapping:
         assert torch.equal(found, plain[0][0]) and left > 0
 
 
