@@ -57,7 +57,7 @@ class Guard:
 
     def look(self, replica: Replica) -> None:
         """Compare the gradients of a step; a collective call in the first steps. Who rests has none to compare."""
-        if self._steps >= GUARDED_STEPS:
+        if self._steps >= GUARDED_STEPS or not replica.params:  # who trains nothing has nothing to send
             return
         runs = _runs(len(replica.params))
         hashes = self._hashes(replica, runs)
