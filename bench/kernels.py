@@ -22,7 +22,7 @@ import small_tensors
 import torch
 from torch import Tensor
 
-from dlion.ops import choose, native, reference
+from dlion.ops import choose, library, reference
 
 BUCKET = 2**23  # elements of a bucket of 1 MiB, the default
 TENSOR = 2**20  # elements of each tensor
@@ -175,15 +175,15 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--rounding", choices=("nearest", "stochastic"), default="nearest")
     parser.add_argument("--kernels", choices=("auto", "reference", "native"), default="auto")
-    parser.add_argument("--path", choices=native.PATHS, default="auto", help="instruction set of the native kernels")
+    parser.add_argument("--path", choices=library.PATHS, default="auto", help="instruction set of the native kernels")
     parser.add_argument("--no-steps", action="store_true", help="leave out the steps of small tensors")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     name, kernels = choose(options.kernels)
     if name == "native":
-        native.use_path(options.path)
-        name = f"native ({native.path()})"
+        library.use_path(options.path)
+        name = f"native ({library.path()})"
     model = Model(int(options.params), getattr(torch, options.dtype))
     print(f"{name}, {model.numel:,} {options.dtype} parameters, {options.threads} threads, {options.rounds} rounds")
     found = measure(subjects(model, options.rounding, kernels), options.rounds)

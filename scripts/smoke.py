@@ -76,15 +76,15 @@ def seconds_to_import() -> float:
 
 def main() -> None:
     import dlion
-    from dlion.ops import native
+    from dlion.ops import library
 
     files = importlib.metadata.files("dlion") or []
     assert any(str(file) == "dlion/py.typed" for file in files), "py.typed is missing"
     assert "site-packages" in str(dlion.__file__), dlion.__file__
     there = [name for name in EXTRAS if importlib.util.find_spec(name)]
     assert not there, f"this environment has more than torch: {there}"
-    assert native.path() == fastest_path(), f"kernels: {native.path()}, where the processor has {fastest_path()}"
-    print(f"kernels: {native.path()}")
+    assert library.path() == fastest_path(), f"kernels: {library.path()}, where the processor has {fastest_path()}"
+    print(f"kernels: {library.path()}")
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(train, args=(folder,), nprocs=2)
         assert Path(folder, "replica-0").read_text() == Path(folder, "replica-1").read_text(), "replicas differ"

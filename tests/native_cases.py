@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dlion.ops import native, reference
+from dlion.ops import library, native, reference
 
-if not native.available():
+if not library.available():
     pytest.skip("this installation has no compiled kernels", allow_module_level=True)
 
 Pieces = list[Tensor]
@@ -24,22 +24,22 @@ NOT_FINITE = [float("inf"), float("-inf"), float("nan")]
 
 def paths() -> list[str]:
     found = []
-    for path in native.PATHS[1:]:
+    for path in library.PATHS[1:]:
         try:
-            native.use_path(path)
+            library.use_path(path)
         except ValueError:
             continue
         found.append(path)
-    native.use_path("auto")
+    library.use_path("auto")
     return found
 
 
 def forced(path: str) -> Iterator[str]:
     """Run on one instruction set: the body of a fixture."""
-    native.use_path(path)
-    assert native.path() == path
+    library.use_path(path)
+    assert library.path() == path
     yield path
-    native.use_path("auto")
+    library.use_path("auto")
 
 
 def numbers(size: int, seed: int, special: list[float] = SPECIAL) -> Tensor:

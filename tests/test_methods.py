@@ -9,7 +9,7 @@ from world import succeed, world
 
 from dlion import Distributed
 from dlion.methods import METHODS
-from dlion.ops import native
+from dlion.ops import library
 
 STEPS = 4
 
@@ -86,7 +86,7 @@ def test_full_precision_travels_like_every_ballot(method: str, workers: int, dty
     assert torch.equal(run(topology="sharded", bucket_bytes=64)[0], wanted)
 
 
-@pytest.mark.skipif(not native.available(), reason="this installation has no native kernels")
+@pytest.mark.skipif(not library.available(), reason="this installation has no native kernels")
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("zeros", ["balanced", "exact"])
 @pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg", "d-signum-mavo"])

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from world import succeed, world
 
 from dlion import Distributed, DistributedLion
-from dlion.ops import KERNELS, native, reference
+from dlion.ops import KERNELS, library, reference
 from dlion.train.tasks import load_task
 
-AVAILABLE = [name for name in KERNELS if name != "native" or native.available()]
+AVAILABLE = [name for name in KERNELS if name != "native" or library.available()]
 NARROW = torch.bfloat16
 ELEMENTS = 4000
 RESOLUTION = 2.0**-8  # of bfloat16 just below 1

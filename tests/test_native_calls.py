@@ -22,7 +22,7 @@ from native_cases import (
 from torch import Tensor
 
 from dlion import DistributedLion, ops
-from dlion.ops import bits, native, reference
+from dlion.ops import bits, library, native, reference
 
 
 @pytest.fixture(params=paths())
@@ -167,7 +167,7 @@ def test_the_operators_are_the_native_ones_on_cpu(monkeypatch: pytest.MonkeyPatc
     name, kernels = ops.choose("auto")
     assert (name, kernels) == ops.choose("native") == ("native", torch.ops.dlion)
     calls: list[str] = []
-    monkeypatch.setattr(native, "_library", lambda: calls.append("native") or native._loaded[0])
+    monkeypatch.setattr(library, "loaded", lambda: calls.append("native") or library._loaded[0])
     kernels.tally_count(random_words(3, 2), 2)
     ops.choose("reference")[1].tally_count(random_words(3, 2), 2)
     assert calls == ["native"]
@@ -196,16 +196,16 @@ def test_an_optimizer_learns_the_same_bits() -> None:
 
 
 def test_a_library_of_another_version_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = str(Path(native._loaded[0]._name).parent)
-    monkeypatch.setattr(native, "_loaded", [])
-    monkeypatch.setattr(native, "INTERFACE", 10**6)
-    assert not native.load([str(tmp_path), folder]) and not native.available()
+    folder = str(Path(library._loaded[0]._name).parent)
+    monkeypatch.setattr(library, "_loaded", [])
+    monkeypatch.setattr(library, "INTERFACE", 10**6)
+    assert not library.load([str(tmp_path), folder]) and not library.available()
 
 
 def test_without_the_library_the_reference_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(native, "_loaded", [])
+    monkeypatch.setattr(library, "_loaded", [])
     ops._announce.cache_clear()
     with caplog.at_level(logging.WARNING, "dlion"):
         assert ops.choose("auto") == ops.choose("auto") == ("reference", reference)
@@ -217,4 +217,17 @@ def test_without_the_library_the_reference_says_so_once(
 
 def test_a_path_that_the_processor_lacks_is_refused() -> None:
     with pytest.raises(ValueError, match="no path 'avx1024'"):
-        native.use_path("avx1024")
+        library.use_path("avx1024")
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 7, 8, 9, 63, 64, 65, 200, 131_072, 400_003])
+def test_a_checksum_is_the_same_by_kernel_and_by_reference(path: str, two_threads: None, nbytes: int) -> None:
+    memory = torch.randint(0, 256, (nbytes + 8,), dtype=torch.uint8, generator=torch.Generator().manual_seed(nbytes))
+    for first, number in ((0, 0), (1, 3), (8, 2**31)):
+        held = memory[first : first + nbytes]  # at any address, as a slice of a bfloat16 parameter may be
+        assert native.hashed(held, number).equal(reference.hashed(held, number))
+    transposed = memory[: nbytes // 2 * 2].view(2, -1).t()
+    assert native.hashed(transposed, 1).equal(reference.hashed(transposed, 1))
+    assert bits.checksum([memory, transposed]) == int(reference.hashed(memory, 0) + reference.hashed(transposed, 1)) % (
+        2**64
+    )

@@ -58,6 +58,7 @@ def arguments() -> dict[str, tuple[object, ...]]:
             3,
             7,
         ),
+        "hashed": (values, 3),
     }
 
 

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint import state_dict as dcp
 
 from dlion import Distributed, DistributedLion
 from dlion.methods import METHODS
-from dlion.ops import native
+from dlion.ops import library
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -262,5 +262,5 @@ def test_kernels_are_chosen_anew_where_an_optimizer_is_unpickled(monkeypatch: py
     """It may be another machine, without the compiled ones."""
     optimizer = DistributedLion([torch.nn.Parameter(torch.ones(2))])
     stored = pickle.dumps(optimizer)
-    monkeypatch.setattr(native, "_loaded", [])
+    monkeypatch.setattr(library, "_loaded", [])
     assert pickle.loads(stored).kernels == "reference"

@@ -8,10 +8,10 @@ from torch import nn
 from world import succeed, world
 
 from dlion import Distributed, DistributedLion
-from dlion.ops import KERNELS, native
+from dlion.ops import KERNELS, library
 
 LOW = [torch.bfloat16, torch.float16]
-AVAILABLE = [name for name in KERNELS if name != "native" or native.available()]
+AVAILABLE = [name for name in KERNELS if name != "native" or library.available()]
 ELEMENTS = 2000
 
 

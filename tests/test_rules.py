@@ -11,9 +11,9 @@ from world import succeed, world
 
 from dlion import Distributed, DistributedLion
 from dlion.errors import NonFiniteGradientError
-from dlion.ops import KERNELS, native
+from dlion.ops import KERNELS, library
 
-AVAILABLE = [name for name in KERNELS if name != "native" or native.available()]
+AVAILABLE = [name for name in KERNELS if name != "native" or library.available()]
 
 
 def digest(params: list[torch.Tensor]) -> str:

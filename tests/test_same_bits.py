@@ -11,7 +11,7 @@ from torch import Tensor
 from world import succeed, world
 
 from dlion import Distributed
-from dlion.ops import native
+from dlion.ops import library
 
 WORKERS, STEPS = 4, 3  # an even number, so that there are ties
 REFERENCE = "reference"
@@ -37,14 +37,14 @@ PARTS = 16  # of all ways, one for each kind of votes and numbers in turn: each 
 def instruction_sets() -> list[str]:
     """The reference, and the compiled kernels on every instruction set that runs here."""
     found = [REFERENCE]
-    for path in native.PATHS[1:] if native.available() else ():
+    for path in library.PATHS[1:] if library.available() else ():
         try:
-            native.use_path(path)
+            library.use_path(path)
         except ValueError:
             continue
         found.append(path)
-    if native.available():
-        native.use_path("auto")
+    if library.available():
+        library.use_path("auto")
     return found
 
 
@@ -56,8 +56,8 @@ KINDS = list(itertools.product(VOTES, NUMBERS))
 @pytest.fixture
 def own_path() -> Iterator[None]:
     yield
-    if native.available():
-        native.use_path("auto")
+    if library.available():
+        library.use_path("auto")
 
 
 def trained(rank: int, group: Any, dtype: torch.dtype, **options: Any) -> list[Tensor]:
@@ -89,7 +89,7 @@ def test_the_bits_depend_on_nothing_but_the_votes(number: int, own_path: None) -
         ways = [way for way in WAYS[number % PARTS :: PARTS] if way[0] == path]
         kernels = REFERENCE if path == REFERENCE else "native"
         if path != REFERENCE:
-            native.use_path(path)
+            library.use_path(path)
         options = [
             {"kernels": kernels, "topology": topology, "bucket_bytes": size, "overlap": overlap}
             for _, topology, size, overlap in ways

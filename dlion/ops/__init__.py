@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dlion.ops import native, reference
+from dlion.ops import library, native, reference
 
 KERNELS = ("auto", "reference", "native")
 
@@ -28,6 +28,7 @@ SCHEMAS = (
     "float[] beta2s, bool[] negate, int first_word, int t, int rank, str zeros) -> (Tensor words, Tensor finite)",
     "apply(Tensor(a!)[] params, Tensor planes, int[] offsets, int[] groups, float[] tables, float[] decays, "
     "str rounding, int first_word, int t, int seed) -> ()",
+    "hashed(Tensor tensor, int number) -> Tensor",
 )
 
 _log = logging.getLogger("dlion")
@@ -36,7 +37,7 @@ _library: Any = torch.library.Library("dlion", "DEF")  # type: ignore[no-untyped
 for _schema in SCHEMAS:
     _name = _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(_name, getattr(reference, _name), "CompositeExplicitAutograd")
-if native.load(__path__):
+if library.load(__path__):
     for _name in native.OPERATORS:
         _library.impl(_name, getattr(native, _name), "CPU")
 
@@ -52,12 +53,12 @@ def choose(kernels: str) -> tuple[str, ModuleType]:
     """
     if kernels not in KERNELS:
         raise ValueError(f"kernels={kernels!r} is unknown: choose one of {', '.join(KERNELS)}")
-    if kernels == "native" and not native.available():
+    if kernels == "native" and not library.available():
         raise ValueError(
             "kernels='native' is not part of this installation: reinstall dlion where a C++17 compiler is, or choose "
             "auto or reference"
         )
-    if kernels == "reference" or not native.available():
+    if kernels == "reference" or not library.available():
         _announce("reference", missing=kernels == "auto")
         return "reference", reference
     _announce("native", missing=False)
@@ -69,4 +70,4 @@ def _announce(name: str, missing: bool) -> None:
     if missing:
         _log.warning("kernels: reference, several times slower; this installation was made without a C++17 compiler")
     else:
-        _log.info("kernels: %s", f"native ({native.path()})" if name == "native" else name)
+        _log.info("kernels: %s", f"native ({library.path()})" if name == "native" else name)

@@ -24,7 +24,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
-CHECKED_BYTES = 2**16  # at once in `checksum`: bounds its memory, and stays in the cache
+CHECKED_BYTES = 2**16  # at once in `hashed`: bounds its memory, and stays in the cache
 
 
 def unpack(words: Tensor) -> Tensor:
@@ -113,19 +113,33 @@ def digest(tensor: Tensor) -> Tensor:
 
 
 def checksum(tensors: list[Tensor]) -> int:
-    """An 8-byte hash, 0 <= hash < 2**64, of the bytes of `tensors` in logical order; 0 where all bytes are 0."""
+    """An 8-byte hash, 0 <= hash < 2**64, of the bytes of `tensors` in logical order; 0 where all bytes are 0.
+
+    By the compiled kernel where there is one, whatever kernels an optimizer takes: both give the same number.
+    """
     totals: dict[torch.device, Tensor] = {}
     for number, tensor in enumerate(tensors):
-        flat = as_bytes(tensor)
-        # an accelerator's caches are no matter, and every call there costs the same however short it is
-        step = CHECKED_BYTES if flat.device.type == "cpu" else CHECKED_BYTES * 512
-        for first in range(0, flat.numel(), step):
-            part = flat[first : first + step]
-            words = torch.nn.functional.pad(part, (0, -part.numel() % 8)).view(torch.int64)
-            position = torch.arange(first // 8, first // 8 + words.numel(), device=words.device)
-            mixed = (_finalise(words) * (mix64(number, position, 0) | 1)).sum()
-            totals[flat.device] = totals[flat.device] + mixed if flat.device in totals else mixed
+        mixed = torch.ops.dlion.hashed(tensor.detach(), number)
+        totals[mixed.device] = totals[mixed.device] + mixed if mixed.device in totals else mixed
     return sum(int(total) for total in totals.values()) & MASK
+
+
+def hashed(tensor: Tensor, number: int) -> Tensor:
+    """The sum of the 64-bit words of a tensor's bytes in logical order, each hashed with its place: i64[].
+
+    Word w counts as `f(word) * (mix64(number, w, 0) | 1)` modulo 2**64, f the finaliser of `mix64`: a word of 0 adds
+    nothing. The last one is filled up with zeros.
+    """
+    flat = as_bytes(tensor)
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    # an accelerator's caches are no matter, and every call there costs the same however short it is
+    step = CHECKED_BYTES if flat.device.type == "cpu" else CHECKED_BYTES * 512
+    for first in range(0, flat.numel(), step):
+        part = flat[first : first + step]
+        words = torch.nn.functional.pad(part, (0, -part.numel() % 8)).view(torch.int64)
+        position = torch.arange(first // 8, first // 8 + words.numel(), device=words.device)
+        total = total + (_finalise(words) * (mix64(number, position, 0) | 1)).sum()
+    return total
 
 
 def _finalise(x: Tensor) -> Tensor:

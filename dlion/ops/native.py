@@ -1,4 +1,4 @@
-"""The compiled CPU kernels (`csrc/`) behind the schemas of `dlion.ops`; the only file that knows ctypes.
+"""The compiled CPU kernels (`csrc/`) behind the schemas of `dlion.ops`; called through ctypes.
 
 Every function has the arguments and gives the bits of its namesake in `reference.py`. What the library does not know
 (float64, momenta of other dtypes) goes to the reference, piece by piece.
@@ -6,17 +6,17 @@ Every function has the arguments and gives the bits of its namesake in `referenc
 
 import ctypes
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import compress, repeat
 from operator import attrgetter, is_not
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dlion.ops import reference
+from dlion.ops import library, reference
 from dlion.ops.arguments import ballot_planes, check_pieces, check_rounding, check_tables
+from dlion.ops.bits import as_bytes
 
 OPERATORS = (
     "tally_majority",
@@ -25,11 +25,9 @@ OPERATORS = (
     "tally_count_ternary",
     "ballot",
     "apply",
+    "hashed",
 )
-PATHS = ("auto", "portable", "avx2", "avx512")
 
-FILE = "dlion_kernels.so"
-INTERFACE = 2  # of the C functions; a library left over from another version is not called
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MOMENTA = {torch.float32: 0, torch.bfloat16: 1}
 UNKNOWN = -1
@@ -37,52 +35,8 @@ TIES = {"rotate": 0, "alternate": 1, "zero": 2}
 FINE, BAD_PIECE, NO_MEMORY = 0, -1, -2  # what the C functions return; 1 is "not finite"
 MOST_VOTERS = 2**20 - 1  # that the adder's planes hold
 
-_int, _long, _word, _address = ctypes.c_int, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
-_moment = [_word] * 3  # first word, t, rank or seed
-SIGNATURES = {
-    "dlion_ballot": [_address] * 6 + [_long, _address, _address, _long, _address, _long, _long] + _moment + [_int],
-    "dlion_apply": [_address] * 5 + [_long, _address] + [_long] * 3 + [_address] * 2 + [_long, _int] + _moment + [_int],
-    "dlion_tally": [_address] + [_long] * 4 + [_int] * 3 + [_address, _word, _word, _int],
-    "dlion_use_path": [ctypes.c_char_p],
-}
-
-_loaded: list[ctypes.CDLL] = []
+_long = ctypes.c_int64
 _dtype = attrgetter("dtype")
-
-
-def load(folders: Sequence[str]) -> bool:
-    """Load the library of this version from the first of `folders` that has one; False where none was compiled."""
-    for folder in folders:
-        path = Path(folder) / FILE
-        if path.is_file():
-            library = ctypes.CDLL(str(path))
-            if library.dlion_interface() == INTERFACE:
-                for name, arguments in SIGNATURES.items():
-                    getattr(library, name).argtypes = arguments
-                library.dlion_path.restype = ctypes.c_char_p
-                _loaded.append(library)
-                return True
-    return False
-
-
-def available() -> bool:
-    """Whether `load` found the library."""
-    return bool(_loaded)
-
-
-def path() -> str:
-    """The instruction set in use: "portable", "avx2" or "avx512". All give the same bits."""
-    return str(_library().dlion_path().decode())
-
-
-def use_path(name: str) -> None:
-    """Use another instruction set, for tests and measurements; "auto" is the fastest.
-
-    Raises:
-        ValueError: this processor does not have it.
-    """
-    if not _library().dlion_use_path(name.encode()):
-        raise ValueError(f"this processor has no path {name!r} for the native kernels: choose auto or portable")
 
 
 def ballot(
@@ -115,7 +69,7 @@ def ballot(
     for beta1, beta2, maximize in zip(beta1s, beta2s, negate, strict=True):
         sign = -1.0 if maximize else 1.0  # to negate the scalar gives the bits of a negated gradient
         betas += (beta1, sign * (1 - beta1), beta2, sign * (1 - beta2))
-    result = _library().dlion_ballot(
+    result = library.loaded().dlion_ballot(
         _longs(addresses),
         _longs(map(Tensor.data_ptr, moved)),
         *_placed(numels, offsets, dtypes, groups),
@@ -160,7 +114,7 @@ def apply(
     planes = _with_rows(planes)
     numels = list(map(Tensor.numel, params))
     moved = list(map(Tensor.contiguous, params))
-    result = _library().dlion_apply(
+    result = library.loaded().dlion_apply(
         _longs(map(Tensor.data_ptr, moved)),
         *_placed(numels, offsets, dtypes, groups),
         planes.data_ptr(),
@@ -196,6 +150,12 @@ def tally_count_ternary(ballots: Tensor, planes: int) -> Tensor:
     return _tally(ballots, planes, planes, "rotate", 0, 0)
 
 
+def hashed(tensor: Tensor, number: int) -> Tensor:
+    flat = as_bytes(tensor)
+    total = library.loaded().dlion_hash(flat.data_ptr(), flat.numel(), number, torch.get_num_threads())
+    return torch.tensor(total, dtype=torch.int64, device="cpu")
+
+
 def _tally(ballots: Tensor, planes: int, counted: int, ties: str, first_word: int, t: int) -> Tensor:
     """i64[voters, 1 or 2, words] -> i64[planes, words]."""
     voters, ballot_planes, words = ballots.shape
@@ -203,7 +163,7 @@ def _tally(ballots: Tensor, planes: int, counted: int, ties: str, first_word: in
         raise ValueError(f"a tally of {voters} ballots is not defined: give 1 to {MOST_VOTERS}")
     ballots = _with_rows(ballots)
     verdict = torch.empty(planes, words, dtype=torch.int64, device="cpu")
-    _library().dlion_tally(
+    library.loaded().dlion_tally(
         ballots.data_ptr(),
         ballots.stride(0),
         ballots.stride(1),
@@ -218,10 +178,6 @@ def _tally(ballots: Tensor, planes: int, counted: int, ties: str, first_word: in
         torch.get_num_threads(),
     )
     return verdict
-
-
-def _library() -> ctypes.CDLL:
-    return _loaded[0]
 
 
 def _numbers(tensors: list[Tensor], known: dict[torch.dtype, int]) -> list[int]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dlion.ops.arguments import ballot_planes, check_pieces, check_rounding, check_tables
 from dlion.ops.bits import count, equals, exceeds, less_or_more, levels, mix64, pack
+from dlion.ops.bits import hashed as hashed  # an operator like those below
 
 # In the middle of a hash stands a word for zeros of a ballot, the complement of a seed for parameters, and this plus
 # the rank for momenta: three ranges that do not meet, so what is drawn for one says nothing of the others.

@@ -19,6 +19,7 @@ int dlion_apply(const int64_t*, const int64_t*, const int64_t*, const int64_t*, 
                 uint64_t, uint64_t, int);
 void dlion_tally(const uint64_t*, int64_t, int64_t, int64_t, int64_t, int, int, int, uint64_t*, uint64_t, uint64_t,
                  int);
+uint64_t dlion_hash(const unsigned char*, int64_t, uint64_t, int);
 }
 
 namespace {
@@ -217,6 +218,21 @@ void try_tally() {
     require(verdict == wanted, counted ? "count" : "majority");
 }
 
+void try_hash() {
+    const int64_t nbytes = upto(upto(5) ? 300 : 400000);
+    const uint64_t number = somewhere();
+    const int threads = 1 + (int)upto(2);
+    std::unique_ptr<unsigned char[]> bytes(new unsigned char[nbytes]);
+    for (int64_t k = 0; k < nbytes; ++k) bytes[k] = (unsigned char)(upto(3) ? word() : 0);
+    uint64_t wanted = 0;
+    for (int64_t w = 0; 8 * w < nbytes; ++w) {
+        uint64_t value = 0;
+        for (int64_t k = 8 * w; k < 8 * w + 8 && k < nbytes; ++k) value |= (uint64_t)bytes[k] << (8 * (k % 8));
+        wanted += plain::mix(value) * (plain::hash(number, (uint64_t)w, 0) | 1);
+    }
+    require(dlion_hash(bytes.get(), nbytes, number, threads) == wanted, "hash");
+}
+
 }  // namespace
 
 int main(int count, char** given) {
@@ -232,6 +248,7 @@ int main(int count, char** given) {
         try_ballot();
         try_apply();
         try_tally();
+        try_hash();
     }
     std::printf("fuzz_kernels: %lld rounds of every kernel, paths", (long long)rounds);
     for (const char* path : paths) std::printf(" %s", path);

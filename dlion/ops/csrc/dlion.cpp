@@ -19,6 +19,7 @@ namespace {
 
 constexpr int64_t WORD = 64;
 constexpr int64_t CHUNK = 512;         // words, 32,768 elements: microseconds, far more than starting a part costs
+constexpr int64_t HASH_CHUNK = 16384;   // words, 128 KiB
 constexpr int64_t TALLY_CHUNK = 1024;  // words: a tally passes each word of a ballot quicker
 
 enum Result : int { FINE = 0, NOT_FINITE = 1, BAD_PIECE = -1, NO_MEMORY = -2 };
@@ -121,7 +122,7 @@ char* at(int64_t address, int64_t element, int64_t dtype) {
 using namespace dlion;
 
 // Raised with every change of this interface, so that a library left over from another version is not called.
-DLION_PUBLIC int dlion_interface() { return 2; }
+DLION_PUBLIC int dlion_interface() { return 3; }
 
 // The instruction set in use.
 DLION_PUBLIC const char* dlion_path() { return in_use().name; }
@@ -230,4 +231,16 @@ DLION_PUBLIC void dlion_tally(const uint64_t* ballots, int64_t row_stride, int64
         chosen.tally(span);
     };
     share_out(words, TALLY_CHUNK, threads, work);
+}
+
+// The sum of the words of one tensor's bytes, each hashed with its place; see `hashed` in ops/bits.py.
+DLION_PUBLIC uint64_t dlion_hash(const unsigned char* bytes, int64_t nbytes, uint64_t number, int threads) {
+    const Path& chosen = in_use();
+    std::atomic<uint64_t> total{0};
+    auto work = [&](int64_t begin, int64_t end) {
+        const int64_t from = 8 * begin, to = 8 * end < nbytes ? 8 * end : nbytes;
+        total.fetch_add(chosen.hash({bytes + from, to - from, (uint64_t)begin, number}), std::memory_order_relaxed);
+    };
+    share_out((nbytes + 7) / 8, HASH_CHUNK, threads, work);
+    return total.load();
 }

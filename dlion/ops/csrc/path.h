@@ -62,11 +62,20 @@ struct TallySpan {
     uint64_t t;
 };
 
+// Bytes of one tensor, from a whole 64-bit word on.
+struct HashSpan {
+    const unsigned char* bytes;
+    int64_t nbytes;
+    uint64_t word;   // number of the first word in the tensor
+    uint64_t number;  // of the tensor
+};
+
 struct Path {
     const char* name;
     bool (*ballot)(const BallotSpan&);  // whether all gradients were finite
     void (*apply)(const ApplySpan&);
     void (*tally)(const TallySpan&);
+    uint64_t (*hash)(const HashSpan&);
 };
 
 constexpr int COUNT_PLANES = 21;  // for counts below 2**20, and one for a sum; they lie on the stack of a thread
