@@ -1,4 +1,7 @@
-"""Do all workers train the same thing? Fingerprints to compare cheaply, reports to say what differs."""
+"""Do all workers train the same thing? Fingerprints to compare cheaply, reports to say what differs.
+
+Reports and checksums come in the order of the voting group; `ranks` beside them are what sentences call those workers.
+"""
 
 import hashlib
 import json
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dlion.errors import AgreementError, ranks_text
-from dlion.header import NOBODY, VERSION, Status, majority_value
+from dlion.header import VERSION, Status, majority_value
 from dlion.layout import local, named
 from dlion.quoting import shortened
 
@@ -52,10 +55,11 @@ def first_not_finite(param_groups: list[dict[str, Any]]) -> str | None:
     return None
 
 
-def explain_layouts(reports: list[Report]) -> str | None:
+def explain_layouts(reports: list[Report], ranks: Sequence[int]) -> str | None:
     """One sentence naming the ranks whose layout or options are not the common one, and the first difference."""
     return _explain(
         reports,
+        ranks,
         key=lambda report: json.dumps([report["parameters"], report["options"]], sort_keys=True),
         differ=_layout_difference,
         begin="the workers do not train the same parameters with the same options",
@@ -63,39 +67,42 @@ def explain_layouts(reports: list[Report]) -> str | None:
     )
 
 
-def explain_layout_change(reports: list[Report], t: int, overlap: bool, offender: int) -> str | None:
+def explain_layout_change(
+    reports: list[Report], ranks: Sequence[int], t: int, overlap: bool, offender: int
+) -> str | None:
     """One sentence naming the ranks that announced a new layout while others did not; None where all did."""
-    changed = [rank for rank, said in enumerate(reports) if said["status"] == Status.LAYOUT_CHANGED]
+    changed = [rank for rank, said in zip(ranks, reports, strict=True) if said["status"] == Status.LAYOUT_CHANGED]
     if len(changed) == len(reports):
         return None
-    what = explain_layouts(reports) or (
+    what = explain_layouts(reports, ranks) or (
         "the others' changed after their ballots had left: with overlap=True change it before backward"
         if overlap
         else "its parameters were replaced by others"
     )
-    return f"the layout changed on {ranks_text(changed or [offender])} alone after t={t} steps: {what}"
+    whose = ranks_text(changed) if changed else _named(offender, ranks)
+    return f"the layout changed on {whose} alone after t={t} steps: {what}"
 
 
-def explain_hyper_parameters(reports: list[Report], offender: int) -> str:
+def explain_hyper_parameters(reports: list[Report], ranks: Sequence[int], offender: int) -> str:
     """One sentence naming the ranks whose hyper-parameters, step count or version are not the common ones.
 
     Those of a worker that has finished are not compared.
 
     Args:
-        offender: the lowest rank whose row differs, for rows that are not what their workers say; or NOBODY.
+        offender: the first worker whose row differs, for rows that are not what their workers say; or NOBODY.
     """
     said = _explain(
         _with_common_hyper_parameters(reports),
+        ranks,
         key=lambda report: json.dumps([report["t"], report["hyper"], report.get("version")], sort_keys=True),
         differ=_hyper_difference,
         begin="the workers' hyper-parameters or step counts differ",
         advice="give all workers the same hyper-parameters and schedule, and load all of them from the same checkpoint",
     )
-    whose = f"of rank {offender}" if offender != NOBODY else "of some worker"
     return said or (
-        f"the header of a row {whose} has another version, bucket, t or hyper-parameters than the others', although "
-        "the workers themselves agree: use the same version of dlion everywhere, and look for a faulty network or "
-        "memory there"
+        f"the header of a row of {_named(offender, ranks)} has another version, bucket, t or hyper-parameters than "
+        "the others', although the workers themselves agree: use the same version of dlion everywhere, and look for a "
+        "faulty network or memory there"
     )
 
 
@@ -107,37 +114,39 @@ def _with_common_hyper_parameters(reports: list[Report]) -> list[Report]:
     return [report | {"hyper": common} if report["status"] == Status.FINISHED else report for report in reports]
 
 
-def explain_not_finite(found: Sequence[str | None], t: int) -> str:
+def explain_not_finite(found: Sequence[str | None], ranks: Sequence[int], t: int) -> str:
     """One sentence naming the parameters, one of each rank where there is one, whose gradients are not finite."""
-    where = [f"{_shown(name)} on rank {rank}" for rank, name in enumerate(found) if name]
+    where = [f"{_shown(name)} on rank {rank}" for rank, name in zip(ranks, found, strict=True) if name]
     return (
         f"the gradient is not finite in {', '.join(where)} at step t={t} and nonfinite='raise'; no parameter was "
         "written: lower the learning rate, clip, or use nonfinite='abstain'"
     )
 
 
-def explain_parameters(checksums: Sequence[int]) -> str:
+def explain_parameters(checksums: Sequence[int], ranks: Sequence[int]) -> str:
     """One sentence naming the ranks whose parameters are not the common ones."""
-    different, common = _apart(checksums)
+    different, common = _apart(checksums, ranks)
     return (
         f"parameters differ before the first step: those of {ranks_text(different)} are not those of rank "
-        f"{common}: wrap the model in DDP or call dlion.local_gradients(model)"
+        f"{common}: wrap the model in DDP or call dlion.local_gradients(model), and make the "
+        "optimizer after whatever replaces the model's parameters"
     )
 
 
-def explain_state(method: str, checksums: Sequence[int]) -> str:
+def explain_state(method: str, checksums: Sequence[int], ranks: Sequence[int]) -> str:
     """One sentence naming the ranks whose optimizer state is not the common one."""
-    different, common = _apart(checksums)
+    different, common = _apart(checksums, ranks)
     return (
         f"method={method!r} needs equal optimizer state on all workers, and that of {ranks_text(different)} is not "
         f"that of rank {common}: load the same state on every worker, and none that a voting method saved"
     )
 
 
-def _apart(values: Sequence[int]) -> tuple[list[int], int]:
+def _apart(values: Sequence[int], ranks: Sequence[int]) -> tuple[list[int], int]:
     """The ranks whose value is not the common one, and the first rank that has that."""
     common = majority_value(values)
-    return [rank for rank, value in enumerate(values) if value != common], values.index(common)
+    different = [rank for rank, value in zip(ranks, values, strict=True) if value != common]
+    return different, ranks[values.index(common)]
 
 
 def report(
@@ -156,13 +165,13 @@ def report(
     }
 
 
-def checked_reports(told: Sequence[Any]) -> list[Report]:
+def checked_reports(told: Sequence[Any], ranks: Sequence[int]) -> list[Report]:
     """What every worker said of itself, after looking whether it can be read.
 
     Raises:
         AgreementError: what one of them sent is no report.
     """
-    for rank, one in enumerate(told):
+    for rank, one in zip(ranks, told, strict=True):
         if not _is_report(one):
             raise AgreementError(
                 f"rank {rank} sent a report of itself that cannot be read: use the same version of dlion everywhere, "
@@ -184,6 +193,7 @@ def _is_report(told: Any) -> bool:
 
 def _explain(
     reports: list[Report],
+    ranks: Sequence[int],
     key: Callable[[Report], str],
     differ: Callable[[Report, Report], str],
     begin: str,
@@ -192,14 +202,19 @@ def _explain(
     keys = [key(report) for report in reports]
     common = keys.index(majority_value(keys))
     found = [
-        f"on rank {rank} {_shown(differ(report, reports[common]))} (compared with rank {common})"
-        for rank, report in enumerate(reports)
-        if keys[rank] != keys[common]
+        f"on rank {rank} {_shown(differ(report, reports[common]))} (compared with rank {ranks[common]})"
+        for rank, report, own in zip(ranks, reports, keys, strict=True)
+        if own != keys[common]
     ]
     if not found:
         return None
     shown = "; ".join(found[:4]) + (f"; and {len(found) - 4} more ranks" if len(found) > 4 else "")
     return f"{begin}: {shown}: {advice}"
+
+
+def _named(offender: int, ranks: Sequence[int]) -> str:
+    """The worker that a verdict's header accuses; there stands whatever its owner wrote."""
+    return f"rank {ranks[offender]}" if offender < len(ranks) else "some worker"
 
 
 def _shown(text: str) -> str:

@@ -78,6 +78,11 @@ class Channel:
         self._phase = phase
 
     @property
+    def ranks(self) -> list[int]:
+        """Of each worker in the default process group, as launchers know them: the names that errors use."""
+        return self.roll_call.ranks
+
+    @property
     def group(self) -> dist.ProcessGroup:
         """The process group."""
         group = self._group()
@@ -155,7 +160,7 @@ class Channel:
         text = json.dumps(value).encode()
         told = self.all_gather(torch.tensor([len(text)], dtype=torch.int64, device=self.device)).wait()
         lengths: list[int] = told.view(-1).tolist()
-        for rank, length in enumerate(lengths):
+        for rank, length in zip(self.ranks, lengths, strict=True):
             if not 0 < length <= REPORT_BYTES:
                 raise ExchangeError(
                     f"rank {rank} announced a report of {length:,} bytes, and 1 to {REPORT_BYTES:,} are allowed: use "
@@ -166,7 +171,7 @@ class Channel:
         rows = self.all_gather(row).wait().cpu()
         return [
             told_by(rank, bytes(row[:length].tolist()))
-            for rank, (row, length) in enumerate(zip(rows, lengths, strict=True))
+            for rank, row, length in zip(self.ranks, rows, lengths, strict=True)
         ]
 
     def barrier(self) -> None:

@@ -14,10 +14,11 @@ from dlion.stats import Stats
 
 RUNS = 64  # of neighbouring parameters whose gradients get one hash
 SHOWN = 300  # letters of the names of parameters
-GUARDED_STEPS = 3  # steps whose gradients are compared, to find gradients that were averaged before
+GUARDED_STEPS = 3  # in a row whose gradients are compared, to find gradients that were averaged before
+GUARDED_EVERY = 100  # applied steps; then again, since averaging may be switched on later
 ORPHANED = -1  # stands for the hash of gradients where no parameter has one
 WITHOUT_GRADIENTS = (
-    f"no parameter of the optimizer had a gradient on any worker in the first {GUARDED_STEPS} steps, so nothing is "
+    f"no parameter of the optimizer had a gradient on any worker in {GUARDED_STEPS} steps in a row, so nothing is "
     "trained: call fully_shard(model), and whatever else replaces a model's parameters, before the optimizer is made, "
     "and backward() before step()"
 )
@@ -41,7 +42,7 @@ def told(channel: Channel, value: Any, stats: Stats) -> list[Any]:
 
 
 class Guard:
-    """Finds out in the first steps whether gradients had been averaged already, or whether there are none at all.
+    """Finds out, at first and later again, whether gradients had been averaged already or there are none at all.
 
     Parameters are looked at in runs of neighbours, so that what travels is short: a model may be averaged in part.
 
@@ -55,17 +56,22 @@ class Guard:
         self._steps = 0
         self._seen: list[list[list[int]]] = []  # int[steps][workers][runs]
 
-    def look(self, replica: Replica) -> None:
-        """Compare the gradients of a step; a collective call in the first steps. Who rests has none to compare."""
-        if self._steps >= GUARDED_STEPS or not replica.params:  # who trains nothing has nothing to send
+    def look(self, replica: Replica, t: int) -> None:
+        """Compare the gradients of a step; a collective call in the steps that are looked at. Who rests has none.
+
+        Args:
+            t: verdicts applied before that step, a number that all workers share.
+        """
+        place = self._steps if self._steps < GUARDED_STEPS else t % GUARDED_EVERY
+        if place >= GUARDED_STEPS or not replica.params:  # who trains nothing has nothing to send
             return
         runs = _runs(len(replica.params))
         hashes = self._hashes(replica, runs)
-        if self._seen and len(self._seen[0][0]) != len(hashes[0]):  # other parameters are trained now
+        if place == 0 or len(self._seen[0][0]) != len(hashes[0]):  # other parameters are trained now
             self._seen.clear()
-        self._seen.append(hashes)
+        self._seen = [*self._seen[1 - GUARDED_STEPS :], hashes]  # t rests while nobody votes
         self._steps += 1
-        if self._steps == GUARDED_STEPS and (wrong := self._wrong(replica, runs)):
+        if place == GUARDED_STEPS - 1 and len(self._seen) >= GUARDED_STEPS and (wrong := self._wrong(replica, runs)):
             warnings.warn(wrong, stacklevel=9)  # whoever called step()
 
     def _hashes(self, replica: Replica, runs: list[range]) -> list[list[int]]:
@@ -116,7 +122,7 @@ def _changes(column: list[list[int]]) -> bool:
 
 def _averaged(what: str) -> str:
     return (
-        f"{what} in the first {GUARDED_STEPS} steps, so they seem to be averaged already, or all workers read the "
+        f"{what} in {GUARDED_STEPS} steps in a row, so they seem to be averaged already, or all workers read the "
         "same data: votes then carry no information; call dlion.local_gradients(model) on the DDP module to switch it "
         "off, or give ranks their own data (frameworks that wrap models have calls of their own: "
         "dlion.integrations.transformers.local_gradients(trainer), .accelerate.local_gradients(accelerator), "

@@ -237,7 +237,7 @@ class Exchange:
             moved: whether a verdict was applied. counts: False for a worker who has not applied it with the others.
         Raises: AgreementError: parameters, or state that all share, differ.
         """
-        self._guard.look(self.replica)
+        self._guard.look(self.replica, self.t)
         owners = self.voting.ballots if self.voting is not None and not self.topology.tallied_by_all else None
         self._rates.close(self.t, owners, [self.stats])
         if moved and self.verification.is_due(self.t + 1):
@@ -270,29 +270,31 @@ class Exchange:
             *gathered(channel, [self.fingerprint, parameters, checksum(shared) >> 1], self.stats), strict=True
         )
         if len(set(layouts)) > 1:
-            said = agreement.explain_layouts(self._reports(channel, Status.OK))
+            said = agreement.explain_layouts(self._reports(channel, Status.OK), channel.ranks)
             raise AgreementError(said or "the workers' layouts differ: use the same version of dlion everywhere")
         if len(set(replicas)) > 1:
-            raise AgreementError(agreement.explain_parameters(replicas))
+            raise AgreementError(agreement.explain_parameters(replicas, channel.ranks))
         if len(set(states)) > 1:
-            raise AgreementError(agreement.explain_state(self.options.method, states))
+            raise AgreementError(agreement.explain_state(self.options.method, states, channel.ranks))
 
     def _diagnose(self, status: Status, own: Status, offender: int) -> None:
         """Find out together what is wrong, and raise it; return only if every worker announced a new layout."""
         if self.voting is None:
-            reports = [agreement.report(self.param_groups, self.options.agreed(1), self._announced, own)]
+            options, ranks = self.options.agreed(1), [0]
+            reports = [agreement.report(self.param_groups, options, self._announced, own)]
         else:
             with self.voting.ballots.during("diagnosis"):
-                reports = self._reports(self.voting.ballots, own)
+                reports, ranks = self._reports(self.voting.ballots, own), self.voting.ballots.ranks
         if status == Status.RAISE:
-            raise NonFiniteGradientError(agreement.explain_not_finite([r["not_finite"] for r in reports], self.t))
+            found = [said["not_finite"] for said in reports]
+            raise NonFiniteGradientError(agreement.explain_not_finite(found, ranks, self.t))
         if status == Status.HYPERPARAMETERS_DIFFER:
-            raise AgreementError(agreement.explain_hyper_parameters(reports, offender))
-        if said := agreement.explain_layout_change(reports, self.t, self.options.overlap, offender):
+            raise AgreementError(agreement.explain_hyper_parameters(reports, ranks, offender))
+        if said := agreement.explain_layout_change(reports, ranks, self.t, self.options.overlap, offender):
             raise AgreementError(said)
 
     def _reports(self, channel: Channel, status: Status) -> list[agreement.Report]:
         own = agreement.report(self.param_groups, self.options.agreed(self.workers), self._announced, status)
         if self.replica.resting:  # its gradients are not what this step is about
             own["not_finite"] = None
-        return agreement.checked_reports(told(channel, own, self.stats))
+        return agreement.checked_reports(told(channel, own, self.stats), channel.ranks)

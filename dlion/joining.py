@@ -163,11 +163,12 @@ def receive(optimizer: "Distributed", schedulers: list[Any], channel: Channel, s
         "shared": [[slot, name, list(value.shape), _dtype_name(value)] for slot, name, value in mine],
     }
     everybody = channel.gather_json(told if channel.rank == source else {"layout": told["layout"]})
-    strangers = [rank for rank, theirs in enumerate(everybody) if theirs["layout"] != everybody[source]["layout"]]
+    layouts = [theirs["layout"] for theirs in everybody]
+    strangers = [rank for rank, theirs in zip(channel.ranks, layouts, strict=True) if theirs != layouts[source]]
     if strangers:
         raise AgreementError(
-            f"rank {strangers[0]} has other parameters or schedulers than rank {source} at the end of Join: give every "
-            "worker the same, in the same order"
+            f"rank {strangers[0]} has other parameters or schedulers than rank {channel.ranks[source]} at the end of "
+            "Join: give every worker the same, in the same order"
         )
     given = everybody[source]
     shared = [_place(replica, slot, name, shape, dtype) for slot, name, shape, dtype in given["shared"]]

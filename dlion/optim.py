@@ -222,7 +222,7 @@ class Distributed(torch.optim.Optimizer, Follower):
         """Compare all workers' parameters now, as `verify_every` does; all workers call it, between two steps.
 
         Returns:
-            The ranks that were mended; with `on_mismatch="raise"`, and where all are equal, none.
+            The ranks, in the default process group, that were mended; none where all are equal.
 
         Raises:
             AgreementError: they differ. OverlapError: ballots of a step have left.

@@ -95,6 +95,8 @@ class RollCall:
         name: of what is done together; who gives up that gives up nothing else.
 
     Attributes:
+        rank, size: of this worker among them, and how many they are. ranks: of each in the default process group, as
+            launchers know it; errors name these.
         t: verdicts applied before the step at hand; None before the first.
     """
 
@@ -103,10 +105,17 @@ class RollCall:
         self._group = weakref.ref(group)
         self.rank: int = group.rank()
         self.size: int = group.size()
+        self.ranks = _ranks_of(group)
         self.t: int | None = None
         self._local = threading.local()  # a checkpoint may be written beside the steps
         self._taken = 0
         self._inquiry = Inquiry(self._store)
+
+    @property
+    def me(self) -> str:
+        """Who this worker is, in words."""
+        alike = self.ranks == list(range(self.size))
+        return f"rank {self.ranks[self.rank]} of {self.size if alike else f'the group of {ranks_text(self.ranks)}'}"
 
     def _store(self) -> Store:
         group = self._group()
@@ -209,7 +218,7 @@ class RollCall:
             raise ExchangeError(self._text(place, waited, roll, str(error).splitlines()[0])) from error
 
     def _text(self, place: str, waited: float, roll: Roll | None, reason: str) -> str:
-        who = f"rank {self.rank} of {self.size}"
+        who = self.me
         advice = f"start again from the last checkpoint (network: {reason})"
         if roll is None:
             return (
@@ -218,14 +227,24 @@ class RollCall:
                 f"and {advice}"
             )
         others = {rank: where for rank, where in roll.present.items() if where != place}
-        elsewhere = "".join(f"; rank {rank} stands in {where}" for rank, where in sorted(others.items()))
+        elsewhere = "".join(f"; rank {self.ranks[rank]} stands in {where}" for rank, where in sorted(others.items()))
         if not roll.absent:
             return f"{who} lost contact after {waited:.1f} s in {place}, though all workers answer{elsewhere}: {advice}"
-        closed = ", when a connection was closed" if CLOSED.search(reason) else ""  # by who died, or by who gave up
+        closed, first = "", "look for the first error there"
+        if CLOSED.search(reason):  # by who died, gave up, or had no more data
+            closed, first = ", when a connection was closed", f"{first} (a worker whose data ended needs torch's Join)"
         return (
-            f"{who} lost another worker: {ranks_text(roll.absent)} did not arrive within {waited:.1f} s in "
-            f"{place}{closed}{elsewhere}: look for the first error there and {advice}"
+            f"{who} lost another worker: {ranks_text([self.ranks[rank] for rank in roll.absent])} did not arrive "
+            f"within {waited:.1f} s in {place}{closed}{elsewhere}: {first} and {advice}"
         )
+
+
+def _ranks_of(group: dist.ProcessGroup) -> list[int]:
+    """Of its workers, the ranks in the default process group; within `group` where torch knows no others."""
+    try:
+        return list(dist.get_process_group_ranks(group))
+    except KeyError:  # made by hand, as those of elastic workers are
+        return list(range(group.size()))
 
 
 _roll_calls: "weakref.WeakKeyDictionary[dist.ProcessGroup, RollCall]" = weakref.WeakKeyDictionary()

@@ -68,6 +68,13 @@ def put_back_shards(model: nn.Module) -> None:
                 module.reshard()
 
 
+TWO_DIMENSIONS = (
+    'make a mesh of two dimensions, mesh = init_device_mesh(device, (replicas, shards), mesh_dim_names=("replicate", '
+    '"shard")), shard over the inner one alone, fully_shard(module, mesh=mesh["shard"]), and give the group of the '
+    'other, mesh["replicate"].get_group(), as process_group'
+)
+
+
 def check_shards(params: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | None) -> None:
     """Find out whether sharded parameters go together with the workers that vote on them.
 
@@ -89,8 +96,7 @@ def check_shards(params: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup 
         if len(mesh & voters) > 1:
             raise ValueError(
                 f"{name} is sharded over {ranks_text(sorted(mesh))}, and {ranks_text(sorted(mesh & voters))} of them "
-                'vote on it together: shard over the inner dimension alone, fully_shard(module, mesh=mesh["shard"]), '
-                'and give the group of the other, mesh["replicate"].get_group(), as process_group'
+                f"vote on it together: {TWO_DIMENSIONS}"
             )
     for name, _ in every:
         if name not in sharded:

@@ -49,7 +49,7 @@ class Verification:
             counts: False for a worker who takes part without having applied what the others have.
 
         Returns:
-            The ranks that were mended; none where all were equal.
+            The ranks, in the default process group, that were mended; none where all were equal.
 
         Raises:
             AgreementError: they differ, and `on_mismatch` is "raise" or no strict majority is equal. It names the ranks
@@ -75,8 +75,9 @@ class Verification:
         self, replica: Replica, t: int, tensors: list[Tensor], source: int, different: list[int], strict: bool
     ) -> list[int]:
         assert self._channel is not None
-        everyone = _checked(told(self._channel, _described(replica, tensors), self._stats))
-        text = _explain(everyone, source, different, t)
+        ranks = self._channel.ranks
+        everyone = _checked(told(self._channel, _described(replica, tensors), self._stats), ranks)
+        text = _explain(everyone, ranks, source, different, t)
         if self._options.on_mismatch == "raise":
             raise AgreementError(
                 f"{text}: look for faulty memory, or code that changes parameters or state on some workers alone, and "
@@ -97,8 +98,8 @@ class Verification:
         size = sum(map(nbytes, wrong))
         self._stats.checked(*((size, 0) if self._channel.rank == source else (0, size)))
         self._stats.repairs += len(different)
-        warnings.warn(f"{text}; they took the values of rank {source}", stacklevel=10)
-        return different
+        warnings.warn(f"{text}; they took the values of rank {ranks[source]}", stacklevel=10)
+        return [ranks[rank] for rank in different]
 
 
 def _described(replica: Replica, tensors: list[Tensor]) -> list[Fact]:
@@ -112,9 +113,9 @@ def _described(replica: Replica, tensors: list[Tensor]) -> list[Fact]:
     ]
 
 
-def _checked(everyone: list[Any]) -> list[list[Fact]]:
+def _checked(everyone: list[Any], ranks: list[int]) -> list[list[Fact]]:
     """What all workers said, if it has the form that it must have."""
-    for rank, facts in enumerate(everyone):
+    for rank, facts in zip(ranks, everyone, strict=True):
         whole = isinstance(facts, list) and all(isinstance(fact, list) and len(fact) == 4 for fact in facts)
         if not (whole and all(isinstance(fact[0], str) for fact in facts)):
             raise AgreementError(f"rank {rank} says nothing intelligible of its replica: use one version of dlion")
@@ -125,10 +126,11 @@ def _forms(facts: list[Fact]) -> list[list[Any]]:
     return [list(fact[:3]) for fact in facts]
 
 
-def _explain(everyone: list[list[Fact]], source: int, different: list[int], t: int) -> str:
-    found = [f"on rank {rank} {_first(everyone[rank], everyone[source])} differs" for rank in different]
+def _explain(everyone: list[list[Fact]], ranks: list[int], source: int, different: list[int], t: int) -> str:
+    found = [f"on rank {ranks[rank]} {_first(everyone[rank], everyone[source])} differs" for rank in different]
     more = f"; and on {len(found) - SHOWN} more ranks" if len(found) > SHOWN else ""
-    return f"replicas are not equal after t={t} steps: {'; '.join(found[:SHOWN])}{more} (compared with rank {source})"
+    where = "; ".join(found[:SHOWN])
+    return f"replicas are not equal after t={t} steps: {where}{more} (compared with rank {ranks[source]})"
 
 
 def _first(mine: list[Fact], common: list[Fact]) -> str:

@@ -183,19 +183,19 @@ def wait_for_all(
         ExchangeError: names the ranks that have not come within `timeout` (None: the group's own).
     """
     seconds = (timeout or timeout_of(group)).total_seconds()
-    rank, size = group.rank(), group.size()
+    calls = roll_call_of(group)
     try:
-        roll = roll_call_of(group).announce(key, seconds, word)
+        roll = calls.announce(key, seconds, word)
     except (StoreSilent, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else "no answer"
         raise ExchangeError(
-            f"rank {rank} lost the process group's store while waiting {seconds:g} s for all {size} workers to "
-            f"{purpose.what}: "
+            f"{calls.me} lost the process group's store while waiting {seconds:g} s for all "
+            f"{calls.size} workers to {purpose.what}: "
             f"look for an error on the worker that keeps it, most often rank 0 (network: {reason})"
         ) from error
     if roll.absent:
         raise ExchangeError(
-            f"rank {rank} waited {seconds:g} s for all {size} workers to {purpose.what}, and "
-            f"{ranks_text(roll.absent)} did not come: {purpose.advice}"
+            f"{calls.me} waited {seconds:g} s for all {calls.size} workers to {purpose.what}, and "
+            f"{ranks_text([calls.ranks[rank] for rank in roll.absent])} did not come: {purpose.advice}"
         )
     return roll.present

@@ -25,6 +25,7 @@ class Lengths(Channel):
 
     def __init__(self, length: int) -> None:
         self.rank, self.size, self.device, self._length = 0, 2, torch.device("cpu"), length
+        self.roll_call: Any = SimpleNamespace(ranks=[0, 1])
 
     def all_gather(self, row: Tensor) -> Any:
         return SimpleNamespace(wait=lambda: torch.tensor([[int(row[0])], [self._length]]))
@@ -54,14 +55,15 @@ BAD = [None, 3, [], {}, report(t="4"), report(hyper=[1]), report(parameters=[[0,
 @pytest.mark.parametrize("told", [*BAD, {key: value for key, value in report().items() if key != "not_finite"}])
 def test_a_report_that_cannot_be_read_names_its_sender(told: Any) -> None:
     with pytest.raises(AgreementError, match="rank 1 sent a report of itself that cannot be read"):
-        agreement.checked_reports([report(), told])
+        agreement.checked_reports([report(), told], [0, 1])
 
 
 def test_a_difference_is_found_whatever_a_report_has_too_much() -> None:
-    heard = agreement.checked_reports([report(), report(options={"method": "x", "more": 1}), report()])
-    assert "on rank 1 more=1 instead of None" in str(agreement.explain_layouts(heard))
-    loud = agreement.checked_reports([report(), report(options={"method": "\a" + "x" * 5000}), report()])
-    text = str(agreement.explain_layouts(loud))
+    ranks = [0, 1, 2]
+    heard = agreement.checked_reports([report(), report(options={"method": "x", "more": 1}), report()], ranks)
+    assert "on rank 1 more=1 instead of None" in str(agreement.explain_layouts(heard, ranks))
+    loud = agreement.checked_reports([report(), report(options={"method": "\a" + "x" * 5000}), report()], ranks)
+    text = str(agreement.explain_layouts(loud, ranks))
     assert text.isprintable() and len(text) < 600
 
 

@@ -127,14 +127,14 @@ def test_what_one_rank_gives_is_every_ranks_error_at_once(tmp_path: Path) -> Non
 
 
 def test_every_shard_of_every_worker_must_be_there_once() -> None:
-    check_seats([[0, 0, 0, 2, 2], [1, 0, 1, 2, 2], [0, 1, 0, 2, 2], [1, 1, 1, 2, 2]])
+    check_seats([[0, 0, 0, 2, 2], [1, 0, 1, 2, 2], [0, 1, 0, 2, 2], [1, 1, 1, 2, 2]], range(4))
     with pytest.raises(CheckpointError, match="rank 1 and rank 2 both hold shard 1 of worker 0: make one mesh"):
-        check_seats([[0, 0, 0, 2, 2], [0, 1, 0, 2, 2], [0, 1, 0, 2, 2], [1, 1, 1, 2, 2]])
+        check_seats([[0, 0, 0, 2, 2], [0, 1, 0, 2, 2], [0, 1, 0, 2, 2], [1, 1, 1, 2, 2]], range(4))
     with pytest.raises(CheckpointError, match="rank 1 counts 1 workers of 4 ranks each and rank 0 2 of 2: make one"):
-        check_seats([[0, 0, 0, 2, 2], [0, 1, 0, 1, 4]])
+        check_seats([[0, 0, 0, 2, 2], [0, 1, 0, 1, 4]], range(2))
     with pytest.raises(CheckpointError, match="rank 2 votes as worker 0 and holds shards of another replica"):
         # the mesh [[0, 3], [1, 2]]: torch sorts the voters [0, 1] and [2, 3]
-        check_seats([[0, 0, 0, 2, 2], [1, 0, 1, 2, 2], [0, 1, 1, 2, 2], [1, 1, 0, 2, 2]])
+        check_seats([[0, 0, 0, 2, 2], [1, 0, 1, 2, 2], [0, 1, 1, 2, 2], [1, 1, 0, 2, 2]], range(4))
 
 
 def test_a_mesh_of_some_ranks_must_be_regular(monkeypatch: pytest.MonkeyPatch) -> None:

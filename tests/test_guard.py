@@ -104,3 +104,23 @@ def test_local_and_zero_gradients_are_left_alone() -> None:
     assert guarded(lambda group: local_gradients(ddp(group)), steps=4) == []
     assert guarded(lambda group: copy.deepcopy(MODEL), steps=4) == []
     assert guarded(ddp, steps=4, zero=True) == []
+
+
+@pytest.mark.parametrize(("begins", "noticed"), [(60, True), (101, False)])
+def test_averaging_that_begins_later_is_found_out_within_a_hundred_steps(begins: int, noticed: bool) -> None:
+    def work(rank: int, group: dist.ProcessGroup) -> None:
+        model = copy.deepcopy(MODEL)
+        optimizer = DistributedLion(model.parameters(), lr=0.01, process_group=group)
+        for step in range(103):
+            backward(model, rank, step)
+            if step >= begins:
+                for param in model.parameters():
+                    group.allreduce(param.grad).wait()
+            optimizer.step()
+        optimizer.zero_grad()
+        optimizer.step()  # the last of a hundred and three has been looked at: nothing is compared in this one
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        succeed(world(2, work))
+    assert ["averaged already" in str(each.message) for each in caught] == [True, True][: 2 * noticed]

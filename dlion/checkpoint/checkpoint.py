@@ -174,10 +174,12 @@ def _take_up(folder: Path, crew: Crew, model: nn.Module, optimizer: Distributed)
             restore(model, optimizer, rank, each)
 
     seats, told = zip(*crew.told("load", verified), strict=True)
-    check_seats(seats)
-    strange = [rank for rank, said in enumerate(told) if said != told[0]]
+    check_seats(seats, crew.ranks)
+    strange = [rank for rank, said in zip(crew.ranks, told, strict=True) if said != told[0]]
     if strange:
-        raise CheckpointError(f"{folder} is another checkpoint on {ranks_text(strange)} than on rank 0: give the same")
+        raise CheckpointError(
+            f"{folder} is another checkpoint on {ranks_text(strange)} than on rank {crew.ranks[0]}: give the same"
+        )
     crew.told("load", read)
     crew.told("load", restored)
     return found
@@ -246,7 +248,7 @@ def _write(
 
     try:
         told = [Readiness(*said) for said in crew.told("save", ready)]
-        draft.follow(agreed(told))
+        draft.follow(agreed(told, crew.ranks))
         if crew.channel is not None:
             parts[0].leave_out(held_before(told, crew.channel.rank))
         written = crew.told("save", lambda: draft.write(parts))

@@ -47,6 +47,11 @@ class Crew:
         return 0 in self.here and self.shard == 0
 
     @property
+    def ranks(self) -> list[int]:
+        """Of the processes, in the default process group, in the order in which `told` answers."""
+        return self.channel.ranks if self.channel is not None else [0]
+
+    @property
     def seat(self) -> list[int]:
         """Which shard of which worker is here, and of how many: [worker, shard, first, workers, shards]."""
         return [self.here[0], self.shard, self.here[0] if self.first is None else self.first, self.size, self.shards]
@@ -74,13 +79,13 @@ class Crew:
             cause = error
             answer = {"call": call, "failed": reason_of(error)}
         answers = self.channel.gather_json(answer) if self.channel is not None else [json.loads(json.dumps(answer))]
-        for rank, said in enumerate(answers):
+        for rank, said in zip(self.ranks, answers, strict=True):
             if said["call"] != answers[0]["call"]:
                 raise CheckpointError(
-                    f"rank {rank} is in {one_line(str(said['call']), SHOWN)}() and rank 0 in "
+                    f"rank {rank} is in {one_line(str(said['call']), SHOWN)}() and rank {self.ranks[0]} in "
                     f"{one_line(str(answers[0]['call']), SHOWN)}(): all workers call the same, in the same order"
                 )
-        for rank, said in enumerate(answers):
+        for rank, said in zip(self.ranks, answers, strict=True):
             if "failed" in said:
                 who = f"rank {rank}: " if self.channel is not None else ""
                 raise CheckpointError(f"{who}{one_line(str(said['failed']), SHOWN)}") from cause

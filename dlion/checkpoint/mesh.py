@@ -40,17 +40,18 @@ def ranks_of_mesh(voters: list[int], mine: list[int]) -> list[int]:
     return everyone
 
 
-def check_seats(seats: Sequence[list[int]]) -> None:
+def check_seats(seats: Sequence[list[int]], ranks: Sequence[int]) -> None:
     """Raise a CheckpointError where the processes are not all shards of all workers, each once, going by their `seat`s.
 
     Args:
         seats: of each process [worker, shard, lowest rank that holds the worker's shards, workers, shards].
+        ranks: what an error calls them.
     """
     counted, taken, firsts = seats[0][3:], dict[tuple[int, int], int](), dict[int, int]()
-    for rank, (worker, shard, first, *counts) in enumerate(seats):
+    for rank, (worker, shard, first, *counts) in zip(ranks, seats, strict=True):
         if counts != counted:
             raise CheckpointError(
-                f"rank {rank} counts {counts[0]} workers of {counts[1]} ranks each and rank 0 {counted[0]} of "
+                f"rank {rank} counts {counts[0]} workers of {counts[1]} ranks each and rank {ranks[0]} {counted[0]} of "
                 f"{counted[1]}: {MESH}"
             )
         if (worker, shard) in taken:

@@ -25,29 +25,29 @@ class Readiness(NamedTuple):
     held: list[list[Any]]
 
 
-def agreed(told: Sequence[Readiness]) -> str:
-    """The name of the draft that all write into.
+def agreed(told: Sequence[Readiness], ranks: Sequence[int]) -> str:
+    """The name of the draft that all write into. `ranks`: what an error calls those who told.
 
     Raises:
         CheckpointError: they do not write one checkpoint of one state.
     """
-    for rank, said in enumerate(told):
+    for rank, said in zip(ranks, told, strict=True):
         if said.name != told[0].name:
             raise CheckpointError(
-                f"rank {rank} saves {said.name!r} and rank 0 {told[0].name!r}: give all workers one path"
+                f"rank {rank} saves {said.name!r} and rank {ranks[0]} {told[0].name!r}: give all workers one path"
             )
-    check_seats([said.seat for said in told])
-    strange = [rank for rank, said in enumerate(told) if said.form != told[0].form]
+    check_seats([said.seat for said in told], ranks)
+    strange = [k for k, said in enumerate(told) if said.form != told[0].form]
     if strange:
-        mine, theirs = ({json.dumps(row) for row in told[rank].form} for rank in (0, strange[0]))
+        mine, theirs = ({json.dumps(row) for row in told[k].form} for k in (0, strange[0]))
         raise CheckpointError(
-            f"the state of {ranks_text(strange)} is not that of rank 0 (first difference: {min(mine ^ theirs)}): save "
-            "between steps, on all workers"
+            f"the state of {ranks_text([ranks[k] for k in strange])} is not that of rank {ranks[0]} (first difference: "
+            f"{min(mine ^ theirs)}): save between steps, on all workers"
         )
     return next((said.draft for said in told if said.draft), "")
 
 
-def held_before(told: Sequence[Readiness], rank: int) -> set[str]:
-    """The keys of chunks that `rank` holds and a lower rank too, which writes them."""
-    lower = {(key, *offset) for said in told[:rank] for key, offset in said.held}
-    return {key for key, offset in told[rank].held if (key, *offset) in lower}
+def held_before(told: Sequence[Readiness], number: int) -> set[str]:
+    """The keys of chunks that process `number` holds and one before it too, which writes them."""
+    lower = {(key, *offset) for said in told[:number] for key, offset in said.held}
+    return {key for key, offset in told[number].held if (key, *offset) in lower}

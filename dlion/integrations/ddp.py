@@ -146,11 +146,11 @@ def _check_same(channel: Channel, tensors: list[tuple[str, Tensor]]) -> None:
     if len(set(digests)) == 1:
         return
     everyone = channel.gather_json(facts)
-    for rank, theirs in enumerate(everyone):
+    for rank, theirs in zip(channel.ranks, everyone, strict=True):
         for index in range(max(len(theirs), len(everyone[0]))):
             here, there = theirs[index : index + 1], everyone[0][index : index + 1]
             if here != there:
                 raise AgreementError(
-                    f"the workers' models differ: rank {rank} has {here or 'nothing'} where rank 0 has "
-                    f"{there or 'nothing'}: build the same model on every worker"
+                    f"the workers' models differ: rank {rank} has {here or 'nothing'} where rank {channel.ranks[0]} "
+                    f"has {there or 'nothing'}: build the same model on every worker"
                 )

@@ -191,7 +191,8 @@ class Team:
         statuses = {header.status for _, _, header in held}
         if Status.RAISE in statuses:
             found = [worker.not_finite for worker in self.workers]
-            raise NonFiniteGradientError(agreement.explain_not_finite(found, self.workers[0].moment.t))
+            t = self.workers[0].moment.t
+            raise NonFiniteGradientError(agreement.explain_not_finite(found, range(len(found)), t))
         return [] if Status.SKIP in statuses else held
 
     def _consult(self, bucket: Bucket) -> Reading:
