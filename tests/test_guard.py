@@ -112,7 +112,7 @@ def test_averaging_that_begins_later_is_found_out_within_a_hundred_steps(begins:
         model = copy.deepcopy(MODEL)
         optimizer = DistributedLion(model.parameters(), lr=0.01, process_group=group)
         for step in range(103):
-            backward(model, rank, step)
+            backward(model, rank, step % 4)  # larger inputs would end at the same bits of tanh on all workers
             if step >= begins:
                 for param in model.parameters():
                     group.allreduce(param.grad).wait()
