@@ -222,7 +222,7 @@ def checked_timeout(timeout: float | timedelta | None) -> timedelta | None:
     if timeout is None:
         return None
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if not _is_number(seconds) or not 0.001 <= seconds <= LONGEST_TIMEOUT:
+    if isinstance(seconds, Tensor) or not _is_number(seconds) or not 0.001 <= seconds <= LONGEST_TIMEOUT:
         raise ValueError(
             f"timeout={shown(timeout)} must be a positive number of seconds (0.001 to {LONGEST_TIMEOUT:.0e}), a "
             "timedelta or None"

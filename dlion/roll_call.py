@@ -8,7 +8,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -149,23 +149,26 @@ class RollCall:
         except (StoreSilent, RuntimeError):
             return False
 
-    def announce(self, key: str, timeout: float, word: str = "here") -> Roll:
+    def announce(self, key: str, timeout: float, word: str = "here", among: Sequence[int] | None = None) -> Roll:
         """Say that this worker is here, and wait for the others; who came within `timeout` seconds, with their words.
+
+        Args:
+            among: these workers alone; None: all.
 
         Raises:
             StoreSilent: the store does not answer.
             RuntimeError: the store's own errors.
         """
-        everyone = [f"{key}/{rank}" for rank in range(self.size)]
+        everyone = {rank: f"{key}/{rank}" for rank in (range(self.size) if among is None else among)}
 
         def meet(store: Store) -> Roll:
             store.set(everyone[self.rank], word)
             absent = []
             try:
-                store.wait(everyone, timedelta(seconds=timeout))
+                store.wait(list(everyone.values()), timedelta(seconds=timeout))
             except RuntimeError:
-                absent = [rank for rank, name in enumerate(everyone) if not store.check([name])]
-            came = {rank: name for rank, name in enumerate(everyone) if rank not in absent}
+                absent = [rank for rank, name in everyone.items() if not store.check([name])]
+            came = {rank: name for rank, name in everyone.items() if rank not in absent}
             return Roll({rank: store.get(name).decode(errors="replace") for rank, name in came.items()}, absent)
 
         # asked by itself: checkpoints and steps may begin at once, and in another order elsewhere

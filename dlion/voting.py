@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -109,13 +109,8 @@ def gathering(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
         return everyone
     made = _gatherings.setdefault(everyone, {})
     if members not in made:
-        try:
-            group = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
-        except RuntimeError as error:
-            raise ExchangeError(
-                f"rank {dist.get_rank()} waited {timeout.total_seconds():g} s for {ranks_text(ranks)} to make a "
-                f"process group, and not all came: look for an error there, or raise timeout= (network: {error})"
-            ) from error
+        _meet(everyone, f"dlion/gathering/{members}", timeout, SAVING, among=members)
+        group = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
         made[members] = group
     return made[members]
@@ -147,8 +142,14 @@ def _by_torch(parent: dist.ProcessGroup, timeout: timedelta | None, backend: str
     return make
 
 
-def _meet(parent: dist.ProcessGroup, key: str, timeout: timedelta | None, purpose: Purpose = AGREEMENT) -> None:
-    """Wait until all workers have come to make a group, each a member of as many groups as any other.
+def _meet(
+    parent: dist.ProcessGroup,
+    key: str,
+    timeout: timedelta | None,
+    purpose: Purpose = AGREEMENT,
+    among: Sequence[int] | None = None,
+) -> None:
+    """Wait until all workers (`among`: these) have come to make a group, each a member of as many groups as any other.
 
     torch names a group after its ranks and the number of groups that the process is a member of, and workers that name
     it differently wait for each other until the timeout.
@@ -157,7 +158,7 @@ def _meet(parent: dist.ProcessGroup, key: str, timeout: timedelta | None, purpos
         ExchangeError: names the ranks that have not come within `timeout` (None: the group's own).
     """
     here = _groups_here()
-    most = max(map(int, wait_for_all(parent, key, timeout, str(here), purpose).values()))
+    most = max(map(int, wait_for_all(parent, key, timeout, str(here), purpose, among).values()))
     for _ in range(most - here):
         dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True, group_desc="dlion: one alone")
 
@@ -176,26 +177,31 @@ def wait_for_all(
     timeout: timedelta | None,
     word: str = "here",
     purpose: Purpose = AGREEMENT,
+    among: Sequence[int] | None = None,
 ) -> dict[int, str]:
     """Announce this worker under `key` in the group's store and wait for the others; the words of all, by rank.
+
+    Args:
+        among: wait for these alone, this worker one of them.
 
     Raises:
         ExchangeError: names the ranks that have not come within `timeout` (None: the group's own).
     """
     seconds = (timeout or timeout_of(group)).total_seconds()
     calls = roll_call_of(group)
+    everyone = f"all {calls.size} workers" if among is None else ranks_text(list(among))
     try:
-        roll = calls.announce(key, seconds, word)
+        roll = calls.announce(key, seconds, word, among)
     except (StoreSilent, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else "no answer"
         raise ExchangeError(
-            f"{calls.me} lost the process group's store while waiting {seconds:g} s for all "
-            f"{calls.size} workers to {purpose.what}: "
+            f"{calls.me} lost the process group's store while waiting {seconds:g} s for "
+            f"{everyone} to {purpose.what}: "
             f"look for an error on the worker that keeps it, most often rank 0 (network: {reason})"
         ) from error
     if roll.absent:
         raise ExchangeError(
-            f"{calls.me} waited {seconds:g} s for all {calls.size} workers to {purpose.what}, and "
+            f"{calls.me} waited {seconds:g} s for {everyone} to {purpose.what}, and "
             f"{ranks_text([calls.ranks[rank] for rank in roll.absent])} did not come: {purpose.advice}"
         )
     return roll.present

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlion import DistributedLion, checkpoint, local_gradients
 from dlion.errors import DlionError, ExchangeError, GroupNotReadyError
+from dlion.voting import gathering
 
 
 def small_model(seed: int = 0) -> nn.Module:
@@ -173,6 +175,9 @@ def in_unequal_groups(rank: int, size: int, folder: Path) -> dict[str, Any]:
     optimizer.step()
     dist.new_group([1])
     checkpoint.save(folder / "saved", model, optimizer, timeout=20)
+    if rank:  # as where ranks of a mesh save that are not all
+        dist.new_group([2], use_local_synchronization=True) if rank == 2 else None
+        dist.barrier(gathering([1, 2], timedelta(seconds=20)))
     dist.destroy_process_group()
     return {"values": values(model)}
 

@@ -102,9 +102,8 @@ def _save(accelerator: Accelerator, models: list[nn.Module], weights: list[Any],
 
 def _load(accelerator: Accelerator, kept: ExitStack, models: list[nn.Module], folder: str) -> None:
     optimizers = [bare(optimizer) for optimizer in accelerator._optimizers]
-    if momenta.load(folder, models, optimizers):
-        for optimizer in optimizers:
-            kept.callback(_keep_own(optimizer))
+    for optimizer in momenta.load(folder, models, optimizers):
+        kept.callback(_keep_own(optimizer))
 
 
 def _keep_own(optimizer: Distributed) -> Callable[[], None]:

@@ -31,15 +31,16 @@ def save(folder: str | Path, models: Iterable[nn.Module], optimizers: Sequence[D
         checkpoint.save(path, _trained(models, optimizer), optimizer)
 
 
-def load(folder: str | Path, models: Iterable[nn.Module], optimizers: Sequence[Distributed]) -> bool:
-    """Give every worker its own state back; all call it. Warns where `folder` has none.
+def load(folder: str | Path, models: Iterable[nn.Module], optimizers: Sequence[Distributed]) -> list[Distributed]:
+    """Give every worker its own state back; all call it. Warns of each optimizer of which `folder` has none.
 
     Returns:
-        Whether there was any.
+        The optimizers that have theirs now.
 
     Raises:
         CheckpointError: on all workers: it is damaged, or of another model or method. ExchangeError: a worker was lost.
     """
+    loaded = []
     for number, optimizer in enumerate(optimizers):
         path = _path(folder, number)
         if not any(crew_of(optimizer, None, None, loading=True).told("load", path.exists)):
@@ -48,9 +49,10 @@ def load(folder: str | Path, models: Iterable[nn.Module], optimizers: Sequence[D
                 "the one that was interrupted: save with dlion.integrations in use, and keep that folder",
                 stacklevel=2,
             )
-            return False
+            continue
         checkpoint.load(path, _trained(models, optimizer), optimizer)
-    return True
+        loaded.append(optimizer)
+    return loaded
 
 
 def _path(folder: str | Path, number: int) -> Path:
