@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlion.channel import Channel, default_group
 from dlion.errors import AgreementError
+from dlion.integrations import apart
 from dlion.layout import dtype_of_sums, has_mean, local, overwrite
 from dlion.sharding import check_shards
 from dlion.tallies import in_rank_order
@@ -26,7 +27,8 @@ def local_gradients(model: nn.Module, process_group: dist.ProcessGroup | None = 
     A DistributedDataParallel module, compiled or not, gets torch's no-op communication hook: it has broadcast its
     parameters already, and goes on handling buffers and unused parameters. Of any other module, rank 0's parameters and
     buffers are broadcast once, and DDP modules in it get the hook. With one worker nothing happens. Call it before the
-    first step, on all workers; calling it again is harmless.
+    first step, on all workers; calling it again is harmless. From then on a warning says where another optimizer than
+    dlion's steps with these parameters.
 
     Of a module sharded by FSDP2, the local shards are broadcast across replicas, once; its gradients are averaged over
     the shards' ranks, which together are one worker, and stay local between replicas:
@@ -65,6 +67,7 @@ def local_gradients(model: nn.Module, process_group: dist.ProcessGroup | None = 
         tensors = _tensors(model)
         _check_same(channel, tensors)
         channel.broadcast_([tensor for _, tensor in tensors])
+        apart.watch(param for _, param in _trained(model))
     return model
 
 
@@ -111,6 +114,8 @@ def _keep_local(model: DistributedDataParallel) -> None:
             "one, or leave this call out if the hook is torch's noop_hook"
         ) from error
     _kept_local.add(model)
+    if model.process_group.size() > 1:
+        apart.watch(param for _, param in _trained(model))
 
 
 def _channel(group: dist.ProcessGroup | None, who: str) -> Channel | None:
