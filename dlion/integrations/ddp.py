@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from dlion import apart
 from dlion.channel import Channel, default_group
 from dlion.errors import AgreementError
-from dlion.integrations import apart
 from dlion.layout import dtype_of_sums, has_mean, local, overwrite
 from dlion.sharding import check_shards
 from dlion.tallies import in_rank_order

@@ -1,0 +1,223 @@
+"""What must be right on a device before its speed means anything: the same bits as the reference on the CPU."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from dlion import DistributedLion
+from dlion.ops import reference
+from dlion.ops.bits import as_bytes
+
+SHAPES = ((), (1,), (63,), (64,), (65,), (0,), (3, 5, 7), (1000,), (4097,))
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+MOMENTA = (torch.float32, torch.bfloat16)
+STEPS = 100
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `held`: whether it is as it must be; None where there is nothing to hold it to."""
+
+    part: str
+    what: str
+    figure: float | None
+    unit: str
+    target: str = ""
+    held: bool | None = None
+
+
+def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int, odd: bool = True) -> Tensor:
+    """Random numbers; `odd`: zeros, denormals and what is not finite among them."""
+    flat = torch.randn(torch.Size(shape).numel(), generator=torch.Generator().manual_seed(seed))
+    if odd:
+        for first, value in enumerate((0.0, float("inf"), float("nan"), 1e-40, -0.0)):
+            flat[first::37] = value
+    return flat.to(dtype).view(shape)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device, in memory that begins one element late: no vector of numbers is aligned there."""
+    return torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=device)[1:].view(tensor.shape).copy_(tensor)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether all bits are; which NaN stands where one does is no matter."""
+    found, wanted = a.detach().cpu(), b.detach().cpu()
+    if found.is_floating_point():
+        if not torch.equal(found.isnan(), wanted.isnan()):
+            return False
+        found, wanted = (tensor.masked_fill(tensor.isnan(), 0) for tensor in (found, wanted))
+    return torch.equal(as_bytes(found), as_bytes(wanted))
+
+
+def correctness(kernels: ModuleType, device: torch.device) -> Iterator[Row]:
+    """Every kernel against the reference, over dtypes and options."""
+    cases = list(product(FLOATS, MOMENTA, ("balanced", "exact"), (4, 5)))
+    wrong = sum(not _same_ballot(kernels, device, *case) for case in cases)
+    yield _count("ballots", wrong, len(cases))
+    applied = list(product(FLOATS, (1, 2, 4), ("nearest", "stochastic"), (4, 5)))
+    wrong = sum(not _same_apply(kernels, device, *case) for case in applied)
+    yield _count("verdicts applied", wrong, len(applied))
+    voters = (*range(1, 10), 64, 511, 512)
+    counted = list(product(voters, (4, 5)))
+    wrong = sum(not _same_tally(kernels, device, *case) for case in counted)
+    yield _count("tallies", wrong, len(counted))
+
+
+def determinism(kernels: ModuleType, device: torch.device) -> Iterator[Row]:
+    """The same input ten times, on two queues at once where the device has such."""
+    grads = [numbers((1 << 20,), torch.float32, 1).to(device)]
+    first: tuple[Tensor, Tensor] | None = None
+    differing = 0
+    for number in range(10):
+        momenta = [numbers((1 << 20,), torch.bfloat16, 2).to(device)]
+        with _another_queue(device, number % 2):
+            words, _ = _ballot(kernels, grads, momenta, "balanced", 5)
+        found = words.cpu(), momenta[0].cpu()
+        first = first or found
+        differing += not all(map(same, found, first))
+    yield _count("repetitions", differing, 10)
+
+
+def replicas(device: torch.device) -> Iterator[Row]:
+    """One model trained on the CPU and on the device by the same gradients, with votes of one worker."""
+    for dtype in FLOATS:
+        here, there = _model(dtype), _model(dtype).to(device)
+        optimizers = [DistributedLion(model.named_parameters(), lr=1e-2, weight_decay=0.1) for model in (here, there)]
+        for step in range(STEPS):
+            for number, (a, b) in enumerate(zip(here.parameters(), there.parameters(), strict=True)):
+                a.grad = numbers(tuple(a.shape), dtype, 1000 * step + number)
+                b.grad = a.grad.to(device)
+            for optimizer in optimizers:
+                optimizer.step()
+        equal = all(map(same, here.parameters(), there.parameters()))
+        name = str(dtype).removeprefix("torch.")
+        yield Row("replicas", f"CPU and device differ after {STEPS} steps, {name}", float(not equal), "", "0", equal)
+
+
+def capture(device: torch.device) -> Iterator[Row]:
+    """A step recorded in a CUDA graph and replayed, against steps that are called."""
+    if device.type != "cuda":
+        return
+    called, recorded = (_model(torch.float32).to(device) for _ in range(2))
+    optimizers = [DistributedLion(model.named_parameters(), lr=1e-2) for model in (called, recorded)]
+    for a, b in zip(called.parameters(), recorded.parameters(), strict=True):
+        a.grad = numbers(tuple(a.shape), torch.float32, 7, odd=False).to(device)
+        b.grad = a.grad.clone()
+    for optimizer in optimizers:
+        optimizer.step()  # allocates state
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            optimizers[1].step()
+    except RuntimeError as error:
+        yield Row("graph", f"a step can be captured ({str(error).splitlines()[0][:80]})", 0.0, "", "1", False)
+        return
+    for _ in range(3):
+        optimizers[0].step()
+        graph.replay()
+    torch.cuda.synchronize()
+    equal = all(map(same, called.parameters(), recorded.parameters()))
+    yield Row("graph", "replayed steps are those called", float(equal), "", "1", equal)
+
+
+def memory(device: torch.device, numel: int) -> Iterator[Row]:
+    """What a step takes beside parameters, gradients and momenta."""
+    if device.type != "cuda":
+        return
+    for dtype in MOMENTA:
+        params = [nn.Parameter(torch.zeros(numel, device=device))]
+        params[0].grad = torch.ones_like(params[0])
+        narrow = dtype if dtype == torch.bfloat16 else None
+        optimizer = DistributedLion(params, lr=1e-6, momentum_dtype=narrow)
+        optimizer.step()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        optimizer.step()
+        extra = 8 * (torch.cuda.max_memory_allocated() - before) / numel
+        state = optimizer.state[params[0]]["exp_avg"].element_size()
+        what = f"extra bits per parameter of a step alone, momentum of {state} bytes"
+        yield Row("memory", what, extra, "bits", "<= 4", extra <= 4)
+        del params, optimizer
+
+
+def _count(what: str, wrong: int, of: int) -> Row:
+    return Row("bits", f"{what} that differ, of {of}", float(wrong), "", "0", wrong == 0)
+
+
+def _another_queue(device: torch.device, number: int) -> "torch.cuda.StreamContext | torch.no_grad":
+    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" and number else torch.no_grad()
+
+
+def _model(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(37, 129), nn.Linear(129, 65), nn.LayerNorm(65)).to(dtype)
+
+
+def _placed(shapes: tuple[tuple[int, ...], ...]) -> tuple[list[int], int]:
+    """Where tensors of these shapes lie in a bucket, and its size."""
+    offsets, first = [], 0
+    for shape in shapes:
+        offsets.append(first)
+        first += -(-torch.Size(shape).numel() // 64) * 64
+    return offsets, first
+
+
+def _ballot(
+    kernels: ModuleType, grads: list[Tensor], momenta: list[Tensor], zeros: str, t: int
+) -> tuple[Tensor, Tensor]:
+    offsets, size = _placed(tuple(tuple(momentum.shape) for momentum in momenta))
+    groups = [k % 2 for k in range(len(momenta))]
+    words, finite = kernels.ballot(
+        grads, momenta, offsets, groups, size, [0.9, 0.95], [0.99, 0.98], [False, True], 3, t, 1, zeros
+    )
+    return words, finite
+
+
+def _same_ballot(
+    kernels: ModuleType, device: torch.device, dtype: torch.dtype, kept: torch.dtype, zeros: str, t: int
+) -> bool:
+    grads = [numbers(shape, dtype, 10 + k) for k, shape in enumerate(SHAPES)]
+    momenta = [numbers(shape, kept, 50 + k, odd=False) for k, shape in enumerate(SHAPES)]
+    there = [[moved(tensor, device) for tensor in tensors] for tensors in (grads, momenta)]
+    words, finite = _ballot(kernels, there[0], there[1], zeros, t)
+    wanted, fine = _ballot(reference, grads, momenta, zeros, t)
+    return same(words, wanted) and bool(finite) == bool(fine) and all(map(same, there[1], momenta))
+
+
+def _same_apply(
+    kernels: ModuleType, device: torch.device, dtype: torch.dtype, planes: int, rounding: str, t: int
+) -> bool:
+    params = [numbers(shape, dtype, 90 + k) for k, shape in enumerate(SHAPES)]
+    there = [moved(param, device) for param in params]
+    offsets, size = _placed(SHAPES)
+    generator = torch.Generator().manual_seed(planes)
+    verdict = torch.randint(-(2**63), 2**63 - 1, (planes, size // 64), generator=generator)
+    tables = [0.01 * (k - 1) for k in range(2 * 2**planes)]
+    rest = (offsets, [k % 2 for k in range(len(SHAPES))], tables, [0.999, 1.0], rounding, 3, t, 7)
+    kernels.apply(there, verdict.to(device), *rest)
+    reference.apply(params, verdict, *rest)
+    return all(map(same, there, params))
+
+
+def _same_tally(kernels: ModuleType, device: torch.device, voters: int, t: int) -> bool:
+    generator = torch.Generator().manual_seed(voters)
+    ballots = torch.randint(-(2**63), 2**63 - 1, (voters, 2, 130), generator=generator)
+    ballots[:, 1] &= ballots[:, 0]  # what is zero is not positive
+    bits, there = ballots[:, 1].contiguous(), ballots.to(device)
+    more = (bits.to(device), there)
+    found, wanted = (
+        [
+            *(k.tally_majority(one, 3, t, ties) for ties in ("rotate", "alternate")),
+            *(k.tally_majority_ternary(two, 3, t, ties) for ties in ("rotate", "alternate", "zero")),
+            k.tally_count(one, voters.bit_length()),
+            k.tally_count_ternary(two, (2 * voters).bit_length()),
+        ]
+        for k, (one, two) in ((kernels, more), (reference, (bits, ballots)))
+    )
+    return all(map(same, found, wanted))
