@@ -1,7 +1,8 @@
 # The commands of this repository. Each does everything it needs on a machine with Python 3.11 and pip.
 #   make train [ARGS="--workers 2 --steps 100"]   set up .venv, then run `dlion train`
 #   make test  [ARGS="-k codecs"]                 set up .venv, then run the core tests
-#   make test-all [ARGS="-k accelerate"]          the same, and the tests of integrations and of the site, with more packages
+#   make test-all [ARGS="-k accelerate"]          the same, then all other tests: of real processes, slow ones, and, with more
+#                                                 packages, of integrations and of the site
 #   make check                                    set up .venv, then run ruff and mypy
 #   make sanitize [ARGS="45 7"]                   fuzz the C++ kernels under AddressSanitizer and UBSan (seconds, seed)
 #   make docs                                     set up .venv, then build the documentation site: build/site/index.html
@@ -32,15 +33,26 @@ define installed
 		echo "make: $(2) need requirements/$(1).txt, and pip failed: see above" >&2; exit 1; }
 endef
 
+# What `make test` runs; tests/core.py holds these tests to it. Another -m in ARGS takes the place of this one.
+CORE := -m "not processes and not slow"
+REST := -m "processes or slow"
+
 test: core-tests-ready
-	@.venv/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+	@.venv/bin/python -m pytest -n 2 --dist worksteal $(CORE) $(ARGS)
+
+# $(call some,OPTIONS): these tests; status 5: ARGS choose none among them.
+define some
+	@.venv/bin/python -m pytest -n 2 $(1) $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
+endef
 
 # Integrations by themselves, a file in one process: so frameworks are imported once and forked, and what a file shares is
-# made once. Status 5: ARGS choose no test among them.
-test-all: test
+# made once.
+test-all: core-tests-ready
+	$(call some,--dist worksteal $(CORE))
+	$(call some,--dist worksteal $(REST))
 	$(call installed,integrations,the tests of integrations)
 	$(call installed,docs,the documents)
-	@.venv/bin/python -m pytest -n 2 --dist loadfile tests/integrations $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
+	$(call some,--dist loadfile tests/integrations)
 
 core-tests-ready: setup
 	$(call installed,hf,the tests of recipes)

@@ -5,6 +5,7 @@ rule a bad snippet shows that it can fail.
 """
 
 import ast
+import functools
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -179,6 +180,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+@functools.cache
 def sources() -> list[Source]:
     files = [path for part in ("dlion", "bench", "tests") for path in sorted((ROOT / part).rglob("*.py"))]
     return [Source(path.relative_to(ROOT).as_posix(), path.read_text()) for path in files]

@@ -143,6 +143,7 @@ def astray(rank: int, size: int, folder: Path) -> list[str]:
     return said
 
 
+@pytest.mark.processes
 def test_real_processes_hear_it_too(tmp_path: Path) -> None:
     for said in launch(tmp_path, 2, astray):
         for text, wanted in zip(said, ("path=None", "optimizer=a torch.optim", "path=''", "timeout=0"), strict=True):
@@ -163,6 +164,7 @@ def outside(rank: int, size: int, folder: Path) -> str:
     return str(error.value)
 
 
+@pytest.mark.processes
 def test_who_is_not_in_the_group_is_told_so_although_nobody_waits(tmp_path: Path) -> None:
     assert "this worker is not a member of the group" in launch(tmp_path, 2, outside)[1]
     assert checkpoint.is_complete(tmp_path / "a")
@@ -244,6 +246,7 @@ def in_shards(rank: int, size: int, folder: Path) -> list[str]:
     return said
 
 
+@pytest.mark.processes
 def test_a_frozen_parameter_may_be_sharded_and_a_buffer_may_not(tmp_path: Path) -> None:
     """What is in the checkpoint then is what a whole model has."""
     for text in launch(tmp_path, 1, in_shards)[0]:

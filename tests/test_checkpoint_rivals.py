@@ -127,6 +127,7 @@ def dying(dead: int, rank: int, size: int, folder: Path) -> list[str]:
     return [path.name for path in (folder / "saved").iterdir()]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_killed_worker_leaves_no_draft(dead: int, tmp_path: Path) -> None:
     """Even that of worker 0, who made it: who lives deletes it."""

@@ -22,7 +22,7 @@ from dlion.checkpoint.newcomers import mean_of_workers
 from dlion.checkpoint.stacked import Stacked
 from dlion.layout import local
 
-pytestmark = pytest.mark.timeout(240)  # four to six processes on two cores
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]  # four to six processes on two cores
 SAVED, STEPS = 3, 6
 WAYS: dict[str, dict[str, Any]] = {
     "majority": {"verify_every": 2},

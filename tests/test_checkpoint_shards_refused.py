@@ -120,6 +120,7 @@ def momenta(model: nn.Module, optimizer: Distributed) -> list[torch.Tensor]:
     return [optimizer.state[param]["exp_avg"] for param in model.parameters()]
 
 
+@pytest.mark.processes
 def test_what_one_rank_gives_is_every_ranks_error_at_once(tmp_path: Path) -> None:
     for said in launch(tmp_path, REPLICAS * SHARDS, is_refused, seconds=200):
         for (text, seconds), wanted in zip(said, WANTED, strict=True):
@@ -191,6 +192,7 @@ def goes_on(rank: int, size: int, folder: Path) -> list[Any]:
     return [found.name, told, optimizer.param_groups[0]["t"]]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("victim", "place"), [(3, (Part, "write")), (0, (Manifest, "write"))])
 def test_a_kill_while_saving_leaves_the_last_one(victim: int, place: tuple[type, str], tmp_path: Path) -> None:
     told = launch(tmp_path, 4, partial(is_killed, victim=victim, place=place), seconds=100)
@@ -215,5 +217,6 @@ def beside_another(rank: int, size: int, folder: Path) -> bool:
     return checkpoint.latest(folder) is None or checkpoint.is_complete(folder / "a")
 
 
+@pytest.mark.processes
 def test_ranks_that_are_not_of_the_mesh_need_not_come(tmp_path: Path) -> None:
     assert launch(tmp_path, 5, beside_another, seconds=200) == [True] * 5

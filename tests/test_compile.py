@@ -185,6 +185,7 @@ def flat_gradient(model: nn.Module) -> list[float]:
     return [x for param in model.parameters() for x in param.grad.flatten().tolist()]
 
 
+@pytest.mark.processes
 def test_gradients_stay_local_wherever_the_model_was_compiled(tmp_path: Path) -> None:
     first, second = launch(tmp_path, 2, wrapped, seconds=100)
     for name in WRAPPED:

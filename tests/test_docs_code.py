@@ -130,6 +130,7 @@ def test_the_block_runs_as_it_stands(key: tuple[str, int], tmp_path: Path, monke
             dist.destroy_process_group()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("key", SCRIPTS)
 def test_the_script_runs_under_torchrun(key: tuple[str, int], tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(BLOCKS[key].code)

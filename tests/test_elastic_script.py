@@ -14,6 +14,8 @@ pytest.importorskip("torchft", reason="elastic workers need torchft: pip install
 
 from dlion.elastic.quorum import LighthouseServer
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -186,6 +186,7 @@ def test_a_worker_is_named_by_its_number() -> None:
 # ---- whole
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_a_plan_whose_fault_never_happens_fails(tmp_path: Path) -> None:
     done = harness("--only", "short", "--runs", "1", "--at-step", "99", "--results", str(tmp_path))
@@ -194,6 +195,7 @@ def test_a_plan_whose_fault_never_happens_fails(tmp_path: Path) -> None:
     assert not (tmp_path / "short.jsonl").exists()
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)  # six commands of four workers: 25 s where nothing else runs
 def test_the_short_plan_holds(tmp_path: Path) -> None:
     done = harness("--only", "short", "--results", str(tmp_path))

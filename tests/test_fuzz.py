@@ -112,6 +112,7 @@ print(outcome.inputs, sorted(kind.split(":")[0].split(" at ")[0] for kind in out
 """
 
 
+@pytest.mark.processes
 def test_a_crash_and_memory_without_bounds_are_faults_and_the_rest_is_fed() -> None:
     done = subprocess.run([sys.executable, "-c", DYING], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.stdout.split("[")[0].strip() == "6", done.stderr

@@ -17,6 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from dlion import Distributed, Simulation, local_gradients
 from dlion.methods import METHODS
 
+pytestmark = pytest.mark.processes
+
 STEPS = 6
 OPTIONS: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "bucket_bytes": 16}
 

@@ -16,6 +16,7 @@ NEEDS = {
 }
 
 
+@pytest.mark.processes
 def test_the_core_imports_no_framework() -> None:
     frameworks = sorted({package for package, _ in NEEDS.values()})
     code = "import sys, dlion, dlion.integrations, dlion.optim, dlion.checkpoint, dlion.integrations.ddp\n"

@@ -26,6 +26,7 @@ def exchange(namespaces: list[str], interfaces: list[str], rank: int, size: int,
     return figures
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [2, 4, 8])
 def test_interface_bytes_are_the_formula(workers: int, tmp_path: Path) -> None:
     if lacking := links.missing():

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from processes import launch, meet
@@ -13,6 +14,8 @@ from torch.optim import lr_scheduler
 
 from dlion import Distributed, local_gradients
 from dlion.ops.bits import checksum
+
+pytestmark = pytest.mark.processes
 
 BATCHES = (3, 7, 5)
 

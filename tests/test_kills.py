@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 
 # a checkpoint that has its name from the beginning

@@ -193,6 +193,7 @@ def test_clipping_by_an_infinite_norm_leaves_zeros_that_vote_and_a_nan_that_does
 # ---- for long: bench/bad_gradients.py does 10,000 steps, in real processes as well
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", bad_gradients.KINDS)
 def test_a_long_run_with_a_bad_gradient_now_and_then(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bad_gradients, "PERIOD", 20)

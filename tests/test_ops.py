@@ -147,6 +147,7 @@ print(torch.backends.cpu.get_cpu_capability(), bits.checksum([*params, *momenta,
 """
 
 
+@pytest.mark.processes
 def test_bits_do_not_depend_on_what_the_processor_can_do() -> None:
     """A replica on another processor must agree to the bit: torch's plain code against its vector code."""
     seen = {}

@@ -21,7 +21,7 @@ from dlion.methods import METHODS
 # ---- the same bits
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("workers", [1, 2, 3, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if "overlap" in method.options])
 def test_the_bits_are_those_without_overlap(method: str, workers: int) -> None:
     options = {"method": method, "bucket_bytes": SMALL if "zeros" in METHODS[method].options else 64 * SMALL}
@@ -34,6 +34,7 @@ def test_the_bits_are_those_without_overlap(method: str, workers: int) -> None:
         assert counters == counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", ["sharded", "replicated", "server"])
 @pytest.mark.parametrize("zeros", ["balanced", "exact"])
 @pytest.mark.parametrize("kernels", ["auto", "reference"])

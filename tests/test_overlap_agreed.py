@@ -156,6 +156,7 @@ def test_learning_rate_and_decay_are_those_of_step_as_without_overlap(without: i
         assert torch.equal(found, wanted[0])
 
 
+@pytest.mark.slow
 def test_several_optimizers_vote_at_once() -> None:
     """Of equal layouts, brought by backward in an order of its own on every rank."""
 

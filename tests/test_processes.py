@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from processes import launch, meet
@@ -19,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from dlion import DistributedLion, checkpoint, local_gradients
 from dlion.errors import DlionError, ExchangeError, GroupNotReadyError
 from dlion.voting import gathering
+
+pytestmark = pytest.mark.processes
 
 
 def small_model(seed: int = 0) -> nn.Module:

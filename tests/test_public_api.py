@@ -23,6 +23,7 @@ def imports_torch(code: str, *arguments: str) -> bool:
 HELP = "import sys\nfrom dlion.cli import main\nsys.exit(main())"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("code", "arguments"),
     [("import dlion", ()), (HELP, ("--help",)), (HELP, ("train", "--help")), (HELP, ("--version",))],
@@ -31,6 +32,7 @@ def test_torch_is_not_imported(code: str, arguments: tuple[str, ...]) -> None:
     assert not imports_torch(code, *arguments)
 
 
+@pytest.mark.processes
 def test_an_import_of_torch_is_noticed() -> None:
     assert imports_torch("import dlion\ndlion.DistributedLion")
 

@@ -65,6 +65,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.processes
 def test_the_optimizer_example_runs_alone(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # What torchrun would set for a single worker; port 0 is any free one.
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
@@ -75,6 +76,7 @@ def test_the_optimizer_example_runs_alone(script: Path, monkeypatch: pytest.Monk
 LAUNCHER = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
+@pytest.mark.processes
 def test_the_loop_of_the_page_on_checkpoints_goes_on_where_it_was(tmp_path: Path) -> None:
     code = python_blocks(CHECKPOINTS)[1][0]
     told = "print(f'from {step}\\n', end='')"  # in one write: both workers have the same output
@@ -86,16 +88,19 @@ def test_the_loop_of_the_page_on_checkpoints_goes_on_where_it_was(tmp_path: Path
     assert run([*LAUNCHER, "script.py"], tmp_path).count("from 150\n") == 2
 
 
+@pytest.mark.processes
 def test_the_optimizer_example_runs_under_torchrun(script: Path) -> None:
     printed = run([*LAUNCHER, script.name], script.parent)
     assert len(re.findall(r"1\.0\d bits .* ratio 3[12]\n", printed)) == 1, printed
 
 
+@pytest.mark.processes
 def test_a_trained_model_is_loaded_as_written(trained: Path) -> None:
     (code,) = python_blocks((ROOT / "docs/command.md").read_text(encoding="utf-8"))[1]
     run([sys.executable, "-W", "error", "-c", code], trained)
 
 
+@pytest.mark.processes
 def test_every_command_parses(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = [command for text in TEXTS for command in dlion_commands(text)]
     assert any(RUN in command for command in commands) and len(commands) > 6

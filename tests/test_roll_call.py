@@ -238,6 +238,7 @@ def loses_one(rank: int, size: int, folder: Path) -> dict[str, Any]:
     return {}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("lost", "number"), [(1, signal.SIGSTOP), (0, signal.SIGSTOP), (0, signal.SIGKILL)])
 def test_a_process_that_is_stopped_or_killed_is_named_in_time(lost: int, number: int, tmp_path: Path) -> None:
     folder = tmp_path / f"lost-{lost}-{int(number)}"

@@ -47,6 +47,7 @@ def test_alternating_steps_do_not_walk(dtype: torch.dtype) -> None:
     assert moved(dtype, resolution / 30, 1000, alternate=True).abs().max() <= resolution
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", LOW)
 def test_workers_who_agree_move_as_one_worker_alone(dtype: torch.dtype) -> None:
     """To the bit, over 1,000 steps below the resolution: so all that is said of one holds for many."""
@@ -62,6 +63,7 @@ def test_workers_who_agree_move_as_one_worker_alone(dtype: torch.dtype) -> None:
         assert all(torch.equal(result, alone) for result in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg"])
 def test_alternating_steps_of_workers_do_not_walk_though_some_steps_are_lost(method: str) -> None:
     """Nobody votes in a step in three: it does not count, so that the two steps of a pair still cancel."""
@@ -80,6 +82,7 @@ def test_alternating_steps_of_workers_do_not_walk_though_some_steps_are_lost(met
     assert all(torch.equal(moves, found[0]) and moves.abs().max() <= 2.0**-7 for moves in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg", "g-lion"])
 def test_replicas_and_kernels_round_alike(method: str, dtype: torch.dtype) -> None:

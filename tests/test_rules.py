@@ -66,6 +66,7 @@ def test_two_hundred_steps_keep_four_replicas_equal(method: str, fault: str) -> 
     assert {abstentions for _, _, abstentions in ranks} == {200 if fault == "nan" else 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "ties"), [(1, "rotate"), (2, "rotate"), (3, "rotate"), (4, "rotate"), (5, "rotate"), (4, "alternate")]
 )

@@ -88,7 +88,7 @@ def assert_equal(mine: list[dict[str, Any]], theirs: list[dict[str, Any]], what:
             assert all(map(same, here[part], there[part])), (what, part, rank)
 
 
-@pytest.mark.parametrize("workers", range(1, 9))
+@pytest.mark.parametrize("workers", [1, 2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 9))])
 def test_simulated_and_real_workers_are_bitwise_equal(workers: int) -> None:
     cases = [
         (method, name, options | IN_NUMBERS if method.startswith("g-") and "bucket_bytes" in options else options)

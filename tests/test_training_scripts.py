@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlion import DistributedLion, checkpoint, local_gradients
 
+pytestmark = pytest.mark.processes
+
 STEPS, SAVED = 6, 3
 VALUES = 4  # parameters of the model
 

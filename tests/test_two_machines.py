@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples/with_torchrun.py"
 STEPS, SAVED = 6, 3
 FLAGS = ("--steps", str(STEPS), "--save-every", str(SAVED))
-pytestmark = pytest.mark.timeout(240)  # six processes import torch, and there is other work on the machine
+# six processes import torch, and there is other work on the machine
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 
 class Trained(NamedTuple):

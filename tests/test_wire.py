@@ -118,6 +118,7 @@ def own_loopback() -> list[str]:
     return enter if allowed else []
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not Path("/proc/self/net/dev").exists(), reason="no interface counters here")
 @pytest.mark.parametrize(
     ("method", "topology", "elements"), [("dlion-mavo", "sharded", 6_000_000), ("g-lion", "auto", 2_000_000)]

@@ -178,6 +178,7 @@ def test_arrays_in_the_cache_that_ask_for_what_zipfile_cannot_do(tmp_path, place
 GREEDY = b"\x80\x02]r\xff\xff\xff\x7f."  # an empty list, remembered at place 2**31 - 1
 
 
+@pytest.mark.processes
 def test_a_pickle_cannot_ask_for_memory():
     """That of C would make room for four billion objects: here within 1 GB, in a process of its own."""
     code = (

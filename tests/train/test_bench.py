@@ -13,6 +13,8 @@ from command import children, dlion, start
 
 from dlion.train.bench.settings import FLAGS as FLAGS_OF_CONTENDERS
 
+pytestmark = pytest.mark.processes
+
 FLAGS = ["bench", "--width", "64", "--layers", "1", "--tokens", "8", "--device", "cpu"]
 SMALL = [*FLAGS, "--workers", "2"]
 EVERYBODY = ["no communication", "ddp fp32", "ddp fp16", "powersgd 2", "dlion", "dlion overlap"]

@@ -90,6 +90,7 @@ def test_more_workers_than_gpus_is_said(capsys: pytest.CaptureFixture[str]) -> N
     assert "needs one GPU for each worker" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_help_and_version_do_not_import_torch() -> None:
     code = (
         "import sys\nfrom dlion.cli import main\n"
@@ -102,6 +103,7 @@ def test_help_and_version_do_not_import_torch() -> None:
     assert "--batch-size" in done.stdout
 
 
+@pytest.mark.processes
 def test_without_the_extra_one_sentence_says_what_to_install() -> None:
     code = "import sys\nsys.modules['cyclopts'] = None\nimport dlion.cli"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
@@ -118,6 +120,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     return folder / "runs" / "fashion-mnist-dlion-avg-n2-s0", output, errors
 
 
+@pytest.mark.processes
 def test_a_run_leaves_what_it_promises(finished: tuple[Path, str, str]) -> None:
     run, _, _ = finished
     promised = ["checkpoints", "config.toml", "metrics.jsonl", "model-last.safetensors", "model.safetensors"]
@@ -137,12 +140,14 @@ def test_a_run_leaves_what_it_promises(finished: tuple[Path, str, str]) -> None:
     assert lines[-1]["val_loss"] == summary["val_loss"]
 
 
+@pytest.mark.processes
 def test_flags_beat_the_file_and_the_file_beats_defaults(finished: tuple[Path, str, str]) -> None:
     config = tomllib.loads((finished[0] / "config.toml").read_text())
     assert (config["steps"], config["lr"], config["betas"], config["batch-size"]) == (6, 2e-3, [0.9, 0.98], 4)
     assert "weight-decay" in config and "epochs" not in config
 
 
+@pytest.mark.processes
 def test_plain_output_has_no_control_characters(finished: tuple[Path, str, str]) -> None:
     _, output, errors = finished
     assert errors == ""
@@ -151,6 +156,7 @@ def test_plain_output_has_no_control_characters(finished: tuple[Path, str, str])
     assert "Fashion-MNIST" in output and "kernels" in output and "report.html" in output
 
 
+@pytest.mark.processes
 def test_eval_prints_the_stored_metrics(finished: tuple[Path, str, str]) -> None:
     run, _, _ = finished
     summary = json.loads((run / "summary.json").read_text())
@@ -162,6 +168,7 @@ def test_eval_prints_the_stored_metrics(finished: tuple[Path, str, str]) -> None
         assert line.endswith(f": val_loss {loss:.6f}  val_accuracy {accuracy:.6f}")
 
 
+@pytest.mark.processes
 def test_a_name_that_the_terminal_cannot_show_is_no_reason_to_fail(tmp_path: Path) -> None:
     arguments = [sys.executable, "-m", "dlion", "train", *TINY, "--steps", "1", "--out", ".", "--name", "\xfcber"]
     ascii_only = environment() | {"PYTHONIOENCODING": "ascii"}
@@ -170,6 +177,7 @@ def test_a_name_that_the_terminal_cannot_show_is_no_reason_to_fail(tmp_path: Pat
     assert "run folder: \\xfcber" in done.stdout
 
 
+@pytest.mark.processes
 def test_eval_into_a_closed_pipe_ends_quietly(finished: tuple[Path, str, str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -198,6 +206,7 @@ def test_eval_of_nothing_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "holds no run" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_the_configuration_of_a_run_repeats_it(finished: tuple[Path, str, str]) -> None:
     run, _, _ = finished
     dlion(["train", "--config", "runs/fashion-mnist-dlion-avg-n2-s0/config.toml"], run.parent.parent)

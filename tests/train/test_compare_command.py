@@ -54,6 +54,7 @@ def until(process: "subprocess.Popen[str]", ready: Callable[[], bool]) -> None:
             raise AssertionError(f"ended before: {process.communicate()}")
 
 
+@pytest.mark.processes
 def test_an_interrupted_study_goes_on_without_repeating_anything(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(TINY)
     command = ["compare", "--config", "study.toml", "--out", "out"]
@@ -91,6 +92,7 @@ def test_an_interrupted_study_goes_on_without_repeating_anything(tmp_path: Path)
     assert record["curve"]["step"] == [0, 100, 200, 300] and record["curve"]["val_loss"][-1] == whole["val_loss"]
 
 
+@pytest.mark.processes
 def test_a_cell_that_diverged_is_a_result_and_one_that_crashed_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

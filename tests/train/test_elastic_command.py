@@ -47,6 +47,7 @@ def _children(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("victim", "stop"), [(0, signal.SIGINT), (1, signal.SIGTERM)])
 def test_a_worker_that_is_killed_comes_back_and_a_stopped_run_goes_on(
     victim: int, stop: signal.Signals, tmp_path: Path
@@ -94,6 +95,7 @@ def samples_of(run: Path, step: int) -> int:
     return int(notes["progress"]["samples"])
 
 
+@pytest.mark.processes
 def test_an_elastic_run_stays_elastic_with_any_number_of_workers(run: Path) -> None:
     output, _ = dlion(["train", "--resume", "run", "--workers", "2", "--steps", "8"], run.parent)
     assert "resumed after step 6, with 2 workers where there were 3: all start from the mean of the saved mom" in output
@@ -102,6 +104,7 @@ def test_an_elastic_run_stays_elastic_with_any_number_of_workers(run: Path) -> N
     assert samples_of(run, 8) == 4 * (6 * 3 + 2 * 2)
 
 
+@pytest.mark.processes
 def test_an_elastic_run_goes_on_not_elastic_where_that_is_said_and_back(run: Path) -> None:
     output, _ = dlion(["train", "--resume", "run", "--no-elastic", "--steps", "8"], run.parent)
     assert "resumed after step 6\n" in output and "elastic" not in output
@@ -113,6 +116,7 @@ def test_an_elastic_run_goes_on_not_elastic_where_that_is_said_and_back(run: Pat
     assert samples_of(run, 10) == 4 * 3 * 10
 
 
+@pytest.mark.processes
 def test_resuming_an_elastic_run_says_what_cannot_be(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for flags, status, said in (
@@ -126,6 +130,7 @@ def test_resuming_an_elastic_run_says_what_cannot_be(run: Path, capsys: pytest.C
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.processes
 def test_a_worker_that_is_given_up_ends_the_run_only_where_too_few_are_left(tmp_path: Path) -> None:
     process = start([*THREE, "--steps", "100000", "--eval-every", "100000", "--restarts", "0"], tmp_path)
     await_step(process, 3)
@@ -146,6 +151,7 @@ def test_a_worker_that_is_given_up_ends_the_run_only_where_too_few_are_left(tmp_
     assert (tmp_path / "runs/run/failure.log").read_text().count("was ended by SIGKILL") == 2
 
 
+@pytest.mark.processes
 def test_a_run_is_finished_without_a_worker_that_was_given_up(tmp_path: Path) -> None:
     process = start([*THREE, "--steps", "60", "--eval-every", "100000", "--restarts", "0"], tmp_path)
     await_step(process, 3)
@@ -156,6 +162,7 @@ def test_a_run_is_finished_without_a_worker_that_was_given_up(tmp_path: Path) ->
     assert errors.endswith("dlion: finished without worker 1, given up earlier\n")
 
 
+@pytest.mark.processes
 def test_workers_join_a_lighthouse_elsewhere_and_none_outlives_its_launcher(tmp_path: Path) -> None:
     server = LighthouseServer(2)
     try:
@@ -174,6 +181,7 @@ def test_workers_join_a_lighthouse_elsewhere_and_none_outlives_its_launcher(tmp_
         server.close()
 
 
+@pytest.mark.processes
 def test_both_commands_at_one_lighthouse_end_well(tmp_path: Path) -> None:
     """Worker 1 has nothing to write: when it ends, worker 0 may still be at the results."""
     server = LighthouseServer(2)

@@ -22,6 +22,8 @@ from command import TINY
 
 from dlion.cli import main
 
+pytestmark = pytest.mark.processes
+
 ELASTIC = ("elastic_launch.py", "supervision.py", "stop_signals.py", "forkserver.py", "popen_forkserver.py")
 FORKS = ("popen_fork.py",)
 RUN = ["train", *TINY, "--steps", "100000", "--name", "run"]

@@ -22,6 +22,7 @@ def alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("number", "whole_group"),
     [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)],
@@ -48,6 +49,7 @@ def test_a_signal_ends_training_after_a_checkpoint(number: int, whole_group: boo
         assert [line["step"] for line in records(tmp_path / "run")] == list(range(step + 3))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_dies_is_named(rank: int, tmp_path: Path) -> None:
     process = start(LONG, tmp_path)
@@ -62,6 +64,7 @@ def test_a_rank_that_dies_is_named(rank: int, tmp_path: Path) -> None:
     assert (tmp_path / "run/failure.log").read_text().startswith(f"rank {rank}: ")
 
 
+@pytest.mark.processes
 def test_a_run_folder_that_vanishes_is_said(tmp_path: Path) -> None:
     process = start(LONG, tmp_path)
     await_step(process, 2)
@@ -72,6 +75,7 @@ def test_a_run_folder_that_vanishes_is_said(tmp_path: Path) -> None:
     assert "failure.log could not be written" in errors
 
 
+@pytest.mark.processes
 def test_ranks_do_not_outlive_their_launcher(tmp_path: Path) -> None:
     process = start(LONG, tmp_path)
     await_step(process, 2)
@@ -83,6 +87,7 @@ def test_ranks_do_not_outlive_their_launcher(tmp_path: Path) -> None:
         os.close(descriptor)
 
 
+@pytest.mark.processes
 def test_torchrun_starts_the_same_program(tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dlion")
     flags = ["train", *TINY[2:], "--steps", "3", "--out", ".", "--name"]

@@ -78,12 +78,14 @@ def test_few_workers_have_a_plan(workers: str, tmp_path: Path, capsys: pytest.Ca
     assert (tmp_path / "index.html").stat().st_size > 10_000
 
 
+@pytest.mark.processes
 def test_a_count_needs_no_torch(tmp_path: Path) -> None:
     code = "import sys; from dlion.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     arguments = [sys.executable, "-c", code, "plan", "--parameters", "7e9"]
     subprocess.run(arguments, cwd=tmp_path, env=environment(), check=True, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.processes
 def test_nothing_is_written_without_a_folder(tmp_path: Path) -> None:
     dlion(["plan", "--parameters", "1e6"], tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -264,6 +264,7 @@ def _ask(name, folder, capsys):
         assert len(scores) == 7 and all(score["questions"] == 4 for score in scores.values())
 
 
+@pytest.mark.processes
 def test_one_runs_in_processes_and_its_method_brings_its_own_numbers(tmp_path):
     arguments = ["--config", "imagenet-vit-b16", "--method", "g-adamw", *_imagenet(tmp_path), *TINY_VIT, *FEW]
     dlion(["train", *arguments, "--workers", "2", "--name", "run", "--lr", "0.5"], tmp_path)

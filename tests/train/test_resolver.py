@@ -11,6 +11,8 @@ import pytest
 
 import dlion
 
+pytestmark = pytest.mark.processes
+
 # A machine without any name: a network of its own, an empty hosts file, no name servers.
 NAMELESS = """
 ip link set lo up

@@ -42,6 +42,7 @@ def found_in(run: Path) -> checkpoints.Checkpoint:
     return checkpoints.latest(folder, config, task_of(config).info)
 
 
+@pytest.mark.processes
 def test_why_a_run_failed_is_kept_when_it_goes_on(run: Path) -> None:
     folder = RunFolder(run)
     Failure("rank 1", "it was ended by SIGKILL", "details\n").keep(folder.failure_log)
@@ -79,6 +80,7 @@ def change(path: Path, act: Callable[[dict[str, Any]], object]) -> None:
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_is_passed_over_with_a_remark(damage: str, run: Path) -> None:
     DAMAGE[damage](run / "checkpoints" / LAST)
@@ -92,6 +94,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_remark(damage: str, run: Pat
         found_in(run)
 
 
+@pytest.mark.processes
 def test_a_run_goes_on_from_the_checkpoint_before_and_ends_where_it_would_have(run: Path, made: Path) -> None:
     flip(run / "checkpoints" / LAST / "__0_0.distcp")
     (run / "checkpoints/.step-00000012.tmp").mkdir()  # of a run that was killed
@@ -113,6 +116,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return said
 
 
+@pytest.mark.processes
 def test_other_data_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in (LAST, BEFORE):
         change(run / "checkpoints" / name, lambda notes: notes["data"].update(sha256="abc"))
@@ -120,17 +124,20 @@ def test_other_data_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "was trained on other data" in said and "abc" in said and "--data" in said
 
 
+@pytest.mark.processes
 def test_checkpoints_of_another_run_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change(run / "checkpoints" / LAST, lambda notes: notes["run"].update(lr=0.5))
     assert "belong to a run with other flags" in refused(["train", "--resume", str(run), "--steps", "12"], capsys)
 
 
+@pytest.mark.processes
 def test_a_newer_format_is_said_and_not_taken_for_damage(run: Path) -> None:
     file = run / "checkpoints" / LAST / "manifest.json"
     file.write_text(file.read_text().replace('"format": 2', '"format": 3'))
     assert "has format 3 and this version of dlion reads format 2" in found_in(run).remarks[0]
 
 
+@pytest.mark.processes
 def test_another_number_of_workers_goes_on_and_batches_may_change_with_it(
     run: Path, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +158,7 @@ def test_another_number_of_workers_goes_on_and_batches_may_change_with_it(
     assert "simulate = 3" in config and "batch-size = 2" in config and "\nworkers" not in config
 
 
+@pytest.mark.processes
 def test_under_a_launcher_a_run_goes_on_with_the_workers_that_are_there(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +189,7 @@ def test_the_last_checkpoints_stay_and_the_best_one() -> None:
     assert checkpoints._outdated(steps, accurate, keep=2) == [4, 6]
 
 
+@pytest.mark.processes
 def test_what_checkpoints_held_up_is_counted_and_said(made: Path) -> None:
     said = json.loads((made / "summary.json").read_text())
     assert said["checkpoints"] == 3 and 0 < said["checkpoint_seconds"] < said["seconds_total"]
@@ -189,6 +198,7 @@ def test_what_checkpoints_held_up_is_counted_and_said(made: Path) -> None:
     assert times[0] == 0 and times == sorted(times) and times[-1] == said["checkpoint_seconds"]
 
 
+@pytest.mark.processes
 def test_a_full_disk_ends_the_run_and_says_from_where_it_goes_on(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

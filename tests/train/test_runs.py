@@ -43,6 +43,7 @@ def own_of(run: Path, step: int, rank: int) -> dict[str, torch.Tensor]:
     return stacked.rows([key for key in stacked.keys if key.startswith(("own/", "buffer/"))], rank)
 
 
+@pytest.mark.processes
 def test_resuming_equals_never_having_stopped(pair: tuple[Path, Path]) -> None:
     whole, halves = pair
     assert records(halves) == records(whole)
@@ -54,6 +55,7 @@ def test_resuming_equals_never_having_stopped(pair: tuple[Path, Path]) -> None:
         assert all(torch.equal(value, second[key]) for key, value in first.items())
 
 
+@pytest.mark.processes
 def test_overlap_trains_to_the_same_bits(pair: tuple[Path, Path], tmp_path: Path) -> None:
     dlion(["train", *TINY, *CADENCE, "--out", ".", "--warmup-steps", "3", "--steps", "20", "--overlap"], tmp_path)
     (run,) = [path for path in tmp_path.iterdir() if path.is_dir()]
@@ -62,6 +64,7 @@ def test_overlap_trains_to_the_same_bits(pair: tuple[Path, Path], tmp_path: Path
     assert (run / name).read_bytes() == (pair[0] / name).read_bytes()
 
 
+@pytest.mark.processes
 def test_workers_keep_momenta_of_their_own(pair: tuple[Path, Path]) -> None:
     files = json.loads((pair[0] / "checkpoints/step-00000020/manifest.json").read_text())["files"]
     assert files["__0_0.distcp"]["sha256"] != files["__1_0.distcp"]["sha256"]
@@ -69,10 +72,12 @@ def test_workers_keep_momenta_of_their_own(pair: tuple[Path, Path]) -> None:
     assert not any(torch.equal(value, second[key]) for key, value in first.items() if key.startswith("own/exp_avg/"))
 
 
+@pytest.mark.processes
 def test_the_last_two_checkpoints_are_kept(pair: tuple[Path, Path]) -> None:
     assert sorted(path.name for path in (pair[0] / "checkpoints").iterdir()) == ["step-00000014", "step-00000020"]
 
 
+@pytest.mark.processes
 def test_a_finished_run_says_so(pair: tuple[Path, Path]) -> None:
     run = pair[0]
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
@@ -90,12 +95,14 @@ def run_main(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return said
 
 
+@pytest.mark.processes
 def test_a_resumed_run_cannot_become_another(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     said = run_main(["train", "--resume", str(pair[0]), "--lr", "0.5", "--steps", "30"], capsys)
     assert "holds a different run (--lr is 0.001 there and 0.5 here)" in said
     assert "--steps must be more" in run_main(["train", "--resume", str(pair[0]), "--steps", "5"], capsys)
 
 
+@pytest.mark.processes
 def test_a_taken_name_is_an_error(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     where = ["train", "--out", str(pair[0].parent), "--name", "whole"]
     assert "holds a different run" in run_main(where, capsys)
@@ -110,6 +117,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("name", "content"), [(name, each) for name, all_ in DAMAGE.items() for each in all_])
 def test_eval_says_in_one_sentence_which_file_is_damaged(
     name: str, content: str, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
@@ -123,6 +131,7 @@ def test_eval_says_in_one_sentence_which_file_is_damaged(
         victim.write_bytes(whole)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("line", [b"{}", b"null", b"garbage", b'{"step": "x"}', b"\xff"])
 def test_damaged_metrics_are_found_before_a_worker_starts(
     line: bytes, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
@@ -137,6 +146,7 @@ def test_damaged_metrics_are_found_before_a_worker_starts(
         victim.write_bytes(whole)
 
 
+@pytest.mark.processes
 def test_two_commands_never_train_in_one_folder(
     pair: tuple[Path, Path], tmp_path: Path, config: Settled, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,6 +234,7 @@ def test_epochs_count_the_whole_set_for_each_worker() -> None:
     assert settle(TrainConfig(epochs=3), model="conv", workers=2, steps_per_epoch=10).steps == 30
 
 
+@pytest.mark.processes
 def test_no_temporary_file_stays(pair: tuple[Path, Path]) -> None:
     assert not [path for path in pair[0].parent.rglob("*") if re.search(r"\.tmp$", path.name)]
 

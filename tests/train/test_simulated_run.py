@@ -67,6 +67,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.processes
 def test_a_simulated_run_is_the_real_one_to_the_byte(trio: Path) -> None:
     real, simulated = trio / "real", trio / "simulated"
     for name in MODELS:
@@ -79,6 +80,7 @@ def test_a_simulated_run_is_the_real_one_to_the_byte(trio: Path) -> None:
     assert sorted(path.name for path in real.iterdir()) == sorted(path.name for path in simulated.iterdir())
 
 
+@pytest.mark.processes
 def test_every_worker_has_in_its_checkpoint_what_a_real_one_has(trio: Path) -> None:
     real, simulated = (trio / run / "checkpoints/step-00000011" for run in ("real", "simulated"))
     assert sorted(path.name for path in real.iterdir()) == sorted(path.name for path in simulated.iterdir())
@@ -91,6 +93,7 @@ def test_every_worker_has_in_its_checkpoint_what_a_real_one_has(trio: Path) -> N
         assert counted[0] == counted[1] > 0
 
 
+@pytest.mark.processes
 def test_a_simulated_run_goes_on_with_real_workers(trio: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(trio / "five", tmp_path / "run")
     said, _ = dlion(["train", "--resume", "run", "--workers", "3", "--steps", "11"], tmp_path)
@@ -118,6 +121,7 @@ def act_of(rank: int, liars: tuple[int, ...]) -> str | None:
     return "inverted" if rank in liars else None
 
 
+@pytest.mark.processes
 def test_a_resumed_simulation_is_one_that_never_stopped(trio: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here(["train", "--resume", str(trio / "halves"), "--steps", "11"])
     said = capsys.readouterr().out
@@ -128,6 +132,7 @@ def test_a_resumed_simulation_is_one_that_never_stopped(trio: Path, capsys: pyte
     assert whole == halves  # step 5 was evaluated as the last one
 
 
+@pytest.mark.processes
 def test_the_configuration_says_what_stands_in_the_place_of_what(trio: Path) -> None:
     for run, flag in (("real", "workers"), ("simulated", "simulate")):
         text = (trio / run / "config.toml").read_text()
@@ -135,6 +140,7 @@ def test_the_configuration_says_what_stands_in_the_place_of_what(trio: Path) -> 
         assert ("workers" in text) == (run == "real")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("given", "file"), [("real", "model"), ("real/model-last.safetensors", "model-last")])
 def test_a_model_to_start_from_is_a_run_or_a_file(given: str, file: str, trio: Path, tmp_path: Path) -> None:
     start = str(trio / given)
@@ -145,6 +151,7 @@ def test_a_model_to_start_from_is_a_run_or_a_file(given: str, file: str, trio: P
     assert f'init-from = "{start}"' in (tmp_path / "run/config.toml").read_text()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("given", ["nowhere", "real/config.toml"])
 def test_a_damaged_start_is_found_before_there_is_a_folder(
     given: str, trio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -154,6 +161,7 @@ def test_a_damaged_start_is_found_before_there_is_a_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.processes
 def test_a_signal_ends_a_simulation_after_a_checkpoint(tmp_path: Path) -> None:
     flags = ["--simulate", "2", "--batch-size", "2", "--log-every", "1", "--steps", "100000", "--eval-every", "100000"]
     process = start(["train", *flags, "--out", ".", "--name", "run"], tmp_path)

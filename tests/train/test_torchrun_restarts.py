@@ -12,6 +12,8 @@ import pytest
 import torch.distributed as dist
 from command import await_step, end_with_tests, environment, records
 
+pytestmark = pytest.mark.processes
+
 
 def node(folder: Path, port: int, name: str, nodes: str) -> "subprocess.Popen[str]":
     """A launcher with one worker, at a rendezvous that this test keeps."""
