@@ -16,6 +16,7 @@ from dlion.ops import reference
 CPU = torch.device("cpu")
 
 
+@pytest.mark.processes
 def test_it_runs_and_every_bit_is_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

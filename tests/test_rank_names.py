@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from processes import launch, meet
@@ -75,6 +76,7 @@ def vote_in_a_group(rank: int, size: int, folder: Path) -> dict[str, Any] | None
     return said
 
 
+@pytest.mark.processes
 def test_errors_of_a_group_of_some_ranks_name_them_as_launchers_do(tmp_path: Path) -> None:
     found = launch(tmp_path, 4, vote_in_a_group)
     assert found[0] is None and found[2] is None
