@@ -191,12 +191,13 @@ def reports() -> Iterator[Parser]:
     text = json.dumps(own).encode()
 
     def read(content: bytes) -> None:
-        heard = agreement.checked_reports([own, told_by(1, content), own])
+        heard = agreement.checked_reports([own, told_by(1, content), own], range(3))
         sum(one["status"] == Status.LAYOUT_CHANGED for one in heard)
-        found = agreement.explain_not_finite([one["not_finite"] for one in heard], 4)
+        found = agreement.explain_not_finite([one["not_finite"] for one in heard], range(3), 4)
         if heard[1] != own:
             raise AgreementError(
-                agreement.explain_layouts(heard) or agreement.explain_hyper_parameters(heard, 1) + found
+                agreement.explain_layouts(heard, range(3))
+                or agreement.explain_hyper_parameters(heard, range(3), 1) + found
             )
 
     yield Parser("reports of workers", [text], read, 12, spoiled_json)

@@ -202,7 +202,7 @@ def test_a_store_whose_keeper_ended_is_an_exchange_error() -> None:
     group = dist.ProcessGroup(store, 1, 2)
     group._set_group_name("orphan")
     del keeper
-    with pytest.raises(ExchangeError, match=r"rank 1 lost the process group's store.*rank 0"):
+    with pytest.raises(ExchangeError, match=r"rank 1 of 2 lost the process group's store.*rank 0"):
         wait_for_all(group, "begin", timedelta(seconds=5))
 
 
