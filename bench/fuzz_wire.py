@@ -191,14 +191,13 @@ def reports() -> Iterator[Parser]:
     text = json.dumps(own).encode()
 
     def read(content: bytes) -> None:
-        heard = agreement.checked_reports([own, told_by(1, content), own], range(3))
+        ranks = range(3)
+        heard = agreement.checked_reports([own, told_by(1, content), own], ranks)
         sum(one["status"] == Status.LAYOUT_CHANGED for one in heard)
-        found = agreement.explain_not_finite([one["not_finite"] for one in heard], range(3), 4)
+        found = agreement.explain_not_finite([one["not_finite"] for one in heard], ranks, 4)
         if heard[1] != own:
-            raise AgreementError(
-                agreement.explain_layouts(heard, range(3))
-                or agreement.explain_hyper_parameters(heard, range(3), 1) + found
-            )
+            different = agreement.explain_layouts(heard, ranks) or agreement.explain_hyper_parameters(heard, ranks, 1)
+            raise AgreementError(different + found)
 
     yield Parser("reports of workers", [text], read, 12, spoiled_json)
 
