@@ -76,8 +76,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="of every measurement; the median is told")
     parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="write surroundings and figures here")
     options = parser.parse_args()
-    if options.largest < 64 or options.rounds < 1:
-        parser.error("--largest must be at least 64 and --rounds at least 1")
+    if not 64 <= options.largest < 1e12 or options.rounds < 1 or (options.workers is not None and options.workers < 0):
+        parser.error("--largest must be at least 64 and less than 1e12, --rounds at least 1 and --workers at least 0")
+    if not options.json.parent.is_dir():
+        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no GPU here: run it where there is one, or with --device cpu to try the script")
     device = torch.device(options.device)

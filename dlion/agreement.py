@@ -16,16 +16,20 @@ from dlion.errors import AgreementError, ranks_text
 from dlion.header import VERSION, Status, majority_value
 from dlion.layout import local, named
 from dlion.quoting import shortened
+from dlion.sharding import is_sharded, offset_of
 
 Report = dict[str, Any]
 SHOWN = 200  # letters of what another worker says
-FACTS = 5  # of each parameter: see `trainable_facts`
+FACTS = 6  # of each parameter: see `trainable_facts`
 
 
 def trainable_facts(param_groups: list[dict[str, Any]]) -> list[list[Any]]:
-    """What the layout follows from: (group, position, name, shape, dtype) of each trainable parameter."""
+    """What the layout follows from: (group, position, name, shape, dtype, begin of its shard) of each trainable one."""
     return [
-        [group, position, name, list(local(param).shape), str(param.dtype).removeprefix("torch.")]
+        [
+            *(group, position, name, list(local(param).shape), str(param.dtype).removeprefix("torch.")),
+            list(offset_of(param)) if is_sharded(param) else None,
+        ]
         for group, position, name, param in named(param_groups)
         if param.requires_grad
     ]
@@ -128,8 +132,8 @@ def explain_parameters(checksums: Sequence[int], ranks: Sequence[int]) -> str:
     different, common = _apart(checksums, ranks)
     return (
         f"parameters differ before the first step: those of {ranks_text(different)} are not those of rank "
-        f"{common}: wrap the model in DDP or call dlion.local_gradients(model), and make the "
-        "optimizer after whatever replaces the model's parameters"
+        f"{common}: wrap the model in DDP or call dlion.local_gradients(model), after weights "
+        "are loaded and before the optimizer is made"
     )
 
 
@@ -245,6 +249,8 @@ def _parameter_difference(mine: list[Any], wanted: list[Any], theirs: Report, co
         return _missing(wanted, theirs)
     if mine[2] in common["frozen"]:
         return f"{_text(mine)} is trainable but should be frozen"
+    if mine[:-1] == wanted[:-1]:
+        return f"{_text(mine)} is the shard that begins at {mine[-1]} instead of {wanted[-1]}"
     return f"{_text(mine)} stands where {_text(wanted)} should"
 
 
@@ -253,7 +259,7 @@ def _missing(wanted: list[Any], theirs: Report) -> str:
 
 
 def _text(fact: list[Any]) -> str:
-    _, _, name, shape, dtype = fact
+    _, _, name, shape, dtype, _ = fact
     return f"{name} {shape} {dtype}"
 
 

@@ -1,5 +1,6 @@
 """Small numbers that all workers compare, and the first of them: hashes of gradients that should differ."""
 
+import sys
 import warnings
 from typing import Any
 
@@ -17,6 +18,12 @@ SHOWN = 300  # letters of the names of parameters
 GUARDED_STEPS = 3  # in a row whose gradients are compared, to find gradients that were averaged before
 GUARDED_EVERY = 100  # applied steps; then again, since averaging may be switched on later
 ORPHANED = -1  # stands for the hash of gradients where no parameter has one
+OWN_LOOP = "call dlion.local_gradients(model) on the DDP module"
+OF_FRAMEWORKS = {  # those built on others first
+    "lightning": "VotingStrategy",
+    "transformers": "local_gradients(trainer)",
+    "accelerate": "local_gradients(accelerator)",
+}
 WITHOUT_GRADIENTS = (
     f"no parameter of the optimizer had a gradient on any worker in {GUARDED_STEPS} steps in a row, so nothing is "
     "trained: call fully_shard(model), and whatever else replaces a model's parameters, before the optimizer is made, "
@@ -120,11 +127,16 @@ def _changes(column: list[list[int]]) -> bool:
     return len({step[0] for step in column}) == len(column) > 1
 
 
+def _advice() -> str:
+    """What switches averaging off: a framework that wraps models has a call of its own, which keeps momenta too."""
+    for framework, call in OF_FRAMEWORKS.items():
+        if framework in sys.modules:
+            return f"with {framework} use dlion.integrations.{framework}.{call}, in a loop of your own {OWN_LOOP}"
+    return OWN_LOOP
+
+
 def _averaged(what: str) -> str:
     return (
         f"{what} in {GUARDED_STEPS} steps in a row, so they seem to be averaged already, or all workers read the "
-        "same data: votes then carry no information; call dlion.local_gradients(model) on the DDP module to switch it "
-        "off, or give ranks their own data (frameworks that wrap models have calls of their own: "
-        "dlion.integrations.transformers.local_gradients(trainer), .accelerate.local_gradients(accelerator), "
-        ".lightning.VotingStrategy)"
+        f"same data: votes then carry no information; {_advice()}, or give ranks their own data"
     )

@@ -69,7 +69,7 @@ def migrate(state_dict: Mapping[str, Any], source: str, *, initial_lr: float | N
     try:
         state = {index: _momentum(index, kept, kind.momentum) for index, kept in state_dict["state"].items() if kept}
         groups = [_group(index, kept, kind.decay, initial_lr) for index, kept in enumerate(state_dict["param_groups"])]
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(
             f"this is not the state dict that {source} writes ({type(error).__name__}: {error}): name the source that "
             "wrote it, and give it as it was"
@@ -84,7 +84,7 @@ def _momentum(index: Any, kept: Mapping[str, Any], name: str) -> dict[str, Tenso
         raise ValueError(
             f"parameter {index} has no {name!r} but {', '.join(map(str, kept))}: name the source that wrote it"
         )
-    if not momentum.is_floating_point():
+    if not momentum.is_floating_point() or momentum.itemsize == 1:
         raise ValueError(
             f"{name} of parameter {index} is {momentum.dtype}, quantized to 8 bits: only floating-point momenta can be "
             f"taken over; train a few hundred steps with 32 bits before you change, or start from zero momentum"
@@ -105,7 +105,10 @@ def _group(index: int, group: Mapping[str, Any], decay: str, initial_lr: float |
                 f"group {index} has {option}={group[option]!r}, which is not Lion: nothing here does the same"
             )
     taken = {name: group[name] for name in _AS_THEY_ARE if name in group}
-    lr, betas, weight_decay = float(group["lr"]), tuple(map(float, group["betas"])), float(group["weight_decay"])
+    try:
+        lr, betas, weight_decay = float(group["lr"]), tuple(map(float, group["betas"])), float(group["weight_decay"])
+    except (ValueError, RuntimeError) as error:
+        raise TypeError(f"group {index} has an lr, betas or weight_decay that is no number: {error}") from error
     if not (0 <= lr < inf and 0 <= weight_decay < inf and len(betas) == 2 and all(0 <= beta < 1 for beta in betas)):
         raise ValueError(
             f"group {index} has lr={lr}, betas={betas}, weight_decay={weight_decay}: lr and weight_decay must be "
@@ -123,7 +126,7 @@ def _group(index: int, group: Mapping[str, Any], decay: str, initial_lr: float |
 
 def _initial_lr(index: int, group: Mapping[str, Any], given: float | None) -> float:
     value = given if given is not None else group.get("initial_lr")
-    if value is None or not 0 < float(value) < inf:
+    if isinstance(value, str) or value is None or not 0 < float(value) < inf:
         raise ValueError(
             f"group {index} divides weight_decay={group['weight_decay']} by the lr that its constructor was given, "
             f"which is {value!r} here: give initial_lr=..., above 0"

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from dlion import apart
 from dlion.errors import OverlapError
 from dlion.exchange import Exchange, Reading
 from dlion.header import Status
@@ -295,4 +296,5 @@ class Distributed(torch.optim.Optimizer, Follower):
         self.rule = METHODS[self.method].rule(kernels, self.options.rounding, self.options.momentum_dtype)
         self._renewal = Renewal(self)
         Follower.__init__(self)
+        apart.votes(self)
         tell_dynamo()

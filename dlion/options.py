@@ -126,6 +126,12 @@ def check_parameters(group: dict[str, Any]) -> None:
             raise ValueError(
                 f"{name} is {str(param.dtype).removeprefix('torch.')}: trainable parameters must be {kinds}"
             )
+        if getattr(param, "_is_flat_param", False):  # how FSDP1, which is slow to import, knows them itself
+            raise ValueError(
+                f"{name} is a flat parameter of FullyShardedDataParallel, which averages gradients among all ranks "
+                "that hold shards: shard with fully_shard (FSDP2) over the inner dimension of a mesh, and vote over "
+                "the outer one"
+            )
         if param.is_sparse:
             raise ValueError(f"{name} is sparse: votes need dense parameters")
 

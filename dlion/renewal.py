@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from dlion import apart
 from dlion.errors import OverlapError
 from dlion.exchange import Exchange
 from dlion.layout import layout_key
@@ -14,6 +15,7 @@ from dlion.ops import choose
 from dlion.options import check_parameters
 from dlion.overlap import Overlap
 from dlion.pipeline import Steps
+from dlion.roll_call import roll_call_of
 from dlion.sharding import check_shards, trained
 
 if TYPE_CHECKING:
@@ -110,6 +112,8 @@ class Renewal:
         for each in optimizer.param_groups:  # dtypes and what is frozen may have changed since construction
             check_parameters(each)
         check_shards(trained(optimizer.param_groups), group)
+        if group is not None:
+            apart.check_voters((param for _, param in trained(optimizer.param_groups)), roll_call_of(group).ranks)
         exchange = exchange or self._agreed(group)
         optimizer.rule.allocate(exchange.replica)
         self._key = layout_key(optimizer.param_groups, optimizer.state)

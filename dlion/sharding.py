@@ -22,6 +22,14 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
+def offset_of(tensor: Tensor) -> tuple[int, ...]:
+    """Where in the whole tensor the first element of the part here lies."""
+    if not is_sharded(tensor):
+        return (0,) * tensor.dim()
+    (block,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]  # what torch itself saves by
+    return tuple(block.offsets)
+
+
 def ranks_of_shards(params: Iterable[tuple[str, Tensor]]) -> list[int]:
     """The ranks that together hold the shards of parameters, in the order of their mesh; none where all are whole.
 

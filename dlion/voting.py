@@ -26,7 +26,8 @@ class Purpose:
 AGREEMENT = Purpose("begin their agreement", "look for an error there, or raise timeout=")
 SAVING = Purpose(
     "call dlion.checkpoint.save or load",
-    "call it on every worker and not on rank 0 alone, or look for an error there, or raise timeout=",
+    "call it on every worker and not on rank 0 alone, with a folder that all of them see, or look for an error there, "
+    "or raise timeout=",
 )
 SHARED = 0  # the number of the pair that every optimizer uses whose calls never overlap with another's
 

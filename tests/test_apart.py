@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from world import succeed, world
 
-from dlion import Distributed, DistributedLion, local_gradients
+from dlion import Distributed, DistributedLion, apart, local_gradients
 
 Make = Callable[[nn.Module, dist.ProcessGroup], torch.optim.Optimizer]
 
@@ -67,3 +67,32 @@ def test_parameters_of_its_own_are_left_alone() -> None:
     adamw: Make = lambda model, group: torch.optim.AdamW(model.parameters(), lr=0.01)  # noqa: E731
     assert trained(adamw, lambda model, group: model) == []
     assert trained(adamw, bare, workers=1) == []  # alone, nothing can drift apart
+
+
+def test_who_steps_around_a_voting_optimizer_or_not_at_all_is_left_alone() -> None:
+    class Lookahead(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner = inner
+            super().__init__(inner.param_groups[0]["params"], {"lr": 0.5})
+
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            self.inner.step()
+
+    def make(model: nn.Module, group: dist.ProcessGroup) -> torch.optim.Optimizer:
+        return Lookahead(DistributedLion(model.parameters(), lr=0.01, process_group=group))
+
+    assert trained(make, bare) == []
+    assert trained(lambda model, group: torch.optim.SGD(model.parameters(), lr=0.0), bare) == []
+
+
+def test_votes_among_others_than_those_that_begin_equal_are_named() -> None:
+    def work(rank: int, group: dist.ProcessGroup) -> None:
+        model = local_gradients(nn.Linear(3, 2), group)
+        apart.watch(model.parameters(), [0, 1, 2, 3])  # as where a default group has more ranks
+        optimizer = DistributedLion(model.parameters(), lr=0.01, process_group=group)
+        for step in range(2):
+            model(torch.full((1, 3), float(rank + step))).sum().backward()
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match="ranks 0, 1 vote together and local_gradients was called for ranks 0, 1, 2"):
+        succeed(world(2, work))

@@ -150,7 +150,7 @@ def test_a_mesh_of_some_ranks_must_be_regular(monkeypatch: pytest.MonkeyPatch) -
 def test_a_part_that_nobody_holds_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is written, and where such a file came to be all the same."""
     half = {"parameter/x": Chunk(torch.ones(2), (0,), (4,))}
-    part = Part(0, half, {}, {"parameter/x"}, "worker/0", b"")
+    part = Part(0, half, {}, {"parameter/x"}, [], "worker/0", b"")
     places = part.write(tmp_path)
     with pytest.raises(CheckpointError, match="parameter/x has 4 elements and the ranks that save hold 2 of them"):
         part.write_index(tmp_path, places)

@@ -238,3 +238,28 @@ def test_tied_weights_move_together() -> None:
 
     a, b = succeed(world(2, work))
     assert torch.equal(a, b) and not torch.equal(a, flat(start))
+
+
+@pytest.mark.parametrize("workers", [3, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_buffers_that_are_equal_stay_to_the_bit(workers: int, dtype: torch.dtype) -> None:
+    """A mask of the lowest number there is would become minus infinity as a sum, a table would move by an ulp."""
+    table = 1.0 / 10000 ** (torch.arange(0, 64, 2, dtype=torch.float64) / 64)
+    wanted = [torch.full((5,), torch.finfo(dtype).min, dtype=dtype), table.to(dtype), torch.tensor(float("inf"))]
+
+    def work(rank: int, group: dist.ProcessGroup) -> list[torch.Tensor]:
+        model = nn.Module()
+        for number, buffer in enumerate(wanted):
+            model.register_buffer(f"equal{number}", buffer.clone())
+        model.register_buffer("own", torch.tensor([1.0, float(rank)]))
+        synchronize_buffers(model, group)
+        return list(model.buffers())
+
+    for *equal, own in succeed(world(workers, work)):
+        assert all(torch.equal(a, b) for a, b in zip(equal, wanted, strict=True))
+        assert own.tolist() == [1.0, (workers - 1) / 2]
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"local_gradients was given .*: give the module whose parameters are trained"):
+        local_gradients(nn.Linear(2, 2).parameters())  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from dlion.checkpoint.reading import found_by
 from dlion.checkpoint.saving import Saving
 from dlion.checkpoint.stacked import Part, object_of
 from dlion.errors import CheckpointError, ExchangeError, ranks_text
+from dlion.ops.bits import checksum
 from dlion.optim import Distributed
 from dlion.sharding import is_sharded, put_back_shards
 
@@ -225,14 +226,16 @@ def _part(model: nn.Module, optimizer: Distributed, crew: Crew, worker: int, ext
     held = holdings_of(model, optimizer, worker, extra)
     number = crew.number(worker)
     sharded = {key for key, tensor in (held.common | held.own).items() if is_sharded(tensor)}
-    common = {key: Chunk.of(tensor) for key, tensor in held.common.items() if number == 0 or key in sharded}
+    everything = {key: Chunk.of(tensor) for key, tensor in held.common.items()}
+    shared = [[key, list(chunk.offset), checksum([chunk.values])] for key, chunk in everything.items()]
+    common = {key: chunk for key, chunk in everything.items() if number == 0 or key in sharded}
     own = {
         # what is not sharded each process of a worker has for itself
         key: Chunk.of(tensor).row(*((worker, crew.size) if key in sharded else (number, crew.size * crew.shards)))
         for key, tensor in held.own.items()
     }
     common, own = ({key: chunk.on_cpu(copied) for key, chunk in chunks.items()} for chunks in (common, own))
-    return Part(number, common, own, sharded, object_of(worker, crew.shard), in_bytes(held.said))
+    return Part(number, common, own, sharded, shared, object_of(worker, crew.shard), in_bytes(held.said))
 
 
 def _write(
@@ -244,7 +247,7 @@ def _write(
         if failed is not None:
             raise failed
         form: list[list[Any]] = [["t", about.t], ["method", about.method], *parts[0].form]
-        return Readiness(draft.path.name, draft.name, crew.seat, form, parts[0].held)
+        return Readiness(draft.path.name, draft.name, crew.seat, form, parts[0].held, parts[0].shared)
 
     try:
         told = [Readiness(*said) for said in crew.told("save", ready)]

@@ -6,7 +6,7 @@ from math import prod
 from torch import Tensor
 
 from dlion.layout import local
-from dlion.sharding import is_sharded
+from dlion.sharding import offset_of
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,7 @@ class Chunk:
             RuntimeError: torch's own, of a DTensor that waits for a sum over ranks.
         """
         values, size = local(tensor).detach(), tuple(tensor.shape)
-        if not is_sharded(tensor):
-            return Chunk(values, (0,) * len(size), size)
-        (block,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]  # what torch itself saves by
-        return Chunk(values, tuple(block.offsets), size)
+        return Chunk(values, offset_of(tensor), size)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ class Readiness(NamedTuple):
         seat: which shard of which worker it is, and how many there are.
         form: what must be equal on all: facts, and key, shape and dtype of whole tensors.
         held: key and offset of the chunks that others may hold too.
+        common: key, offset and checksum of what all workers share.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Readiness(NamedTuple):
     seat: list[int]
     form: list[list[Any]]
     held: list[list[Any]]
+    common: list[list[Any]]
 
 
 def agreed(told: Sequence[Readiness], ranks: Sequence[int]) -> str:
@@ -44,7 +46,22 @@ def agreed(told: Sequence[Readiness], ranks: Sequence[int]) -> str:
             f"the state of {ranks_text([ranks[k] for k in strange])} is not that of rank {ranks[0]} (first difference: "
             f"{min(mine ^ theirs)}): save between steps, on all workers"
         )
+    _check_replicas(told, ranks)
     return next((said.draft for said in told if said.draft), "")
+
+
+def _check_replicas(told: Sequence[Readiness], ranks: Sequence[int]) -> None:
+    """What one process writes for all must be what all have."""
+    seen: dict[tuple[Any, ...], tuple[int, int]] = {}
+    for rank, said in zip(ranks, told, strict=True):
+        for key, offset, value in said.common:
+            first, there = seen.setdefault((key, *offset), (rank, value))
+            if value != there:
+                raise CheckpointError(
+                    f"{key.partition('/')[2]} on rank {rank} is not that of rank {first}, so one copy cannot stand for "
+                    "all replicas: look for code that changes parameters or state on some workers alone, and start "
+                    "again from the last checkpoint"
+                )
 
 
 def held_before(told: Sequence[Readiness], number: int) -> set[str]:

@@ -71,6 +71,7 @@ class Part:
         rank: of the process among all that write.
         common: chunks of tensors that all workers share. own: of those that they do not, stacked.
         sharded: keys of the chunks that other processes may hold too: `leave_out` says which they write.
+        shared: key, offset and checksum of all that is common, whoever writes it.
         said: bytes, under the key `speaker`.
     """
 
@@ -80,10 +81,11 @@ class Part:
         common: dict[str, Chunk],
         own: dict[str, Chunk],
         sharded: set[str],
+        shared: list[list[Any]],
         speaker: str,
         said: bytes,
     ) -> None:
-        self.rank, self.speaker, self.said = rank, speaker, said
+        self.rank, self.shared, self.speaker, self.said = rank, shared, speaker, said
         self.chunks = dict(sorted((common | own).items()))
         self._alike, self._sharded = own.keys() | sharded, sharded
 

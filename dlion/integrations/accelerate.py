@@ -1,6 +1,7 @@
 """Accelerate: gradients stay local in what it prepares, and its checkpoints keep every worker's momentum."""
 
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial, wraps
@@ -17,6 +18,8 @@ try:
     from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 except ImportError as error:
     raise ImportError('dlion.integrations.accelerate needs accelerate: pip install "dlion[accelerate]"') from error
+
+UNPREPARED = "accelerator.prepare was given no optimizer; give it the model and the optimizer"
 
 
 class LocalGradients(DistributedDataParallelKwargs):
@@ -95,6 +98,8 @@ def bare(optimizer: Any) -> Distributed:
 
 
 def _save(accelerator: Accelerator, models: list[nn.Module], weights: list[Any], folder: str) -> None:
+    if not accelerator._optimizers:
+        warnings.warn(f"{folder} keeps nobody's momentum: {UNPREPARED}", stacklevel=4)
     for model in models:
         ddp.synchronize_buffers(model)  # in place: what is written in a moment are references
     momenta.save(folder, models, [bare(optimizer) for optimizer in accelerator._optimizers])
@@ -102,6 +107,8 @@ def _save(accelerator: Accelerator, models: list[nn.Module], weights: list[Any],
 
 def _load(accelerator: Accelerator, kept: ExitStack, models: list[nn.Module], folder: str) -> None:
     optimizers = [bare(optimizer) for optimizer in accelerator._optimizers]
+    if not optimizers:
+        warnings.warn(f"nobody's momentum is taken from {folder}: {UNPREPARED}", stacklevel=4)
     for optimizer in momenta.load(folder, models, optimizers):
         kept.callback(_keep_own(optimizer))
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import sys
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -14,7 +16,8 @@ from dlion import apart
 from dlion.channel import Channel, default_group
 from dlion.errors import AgreementError
 from dlion.layout import dtype_of_sums, has_mean, local, overwrite
-from dlion.sharding import check_shards
+from dlion.quoting import shown
+from dlion.sharding import check_shards, is_sharded, offset_of
 from dlion.tallies import in_rank_order
 
 # not an attribute of the module: a copy of it would keep that, and lose the hook
@@ -46,10 +49,13 @@ def local_gradients(model: nn.Module, process_group: dist.ProcessGroup | None = 
 
     Raises:
         ValueError: the DDP module has another communication hook; or a module is sharded over ranks of the group, or
-            some of its parameters are not.
+            some of its parameters are not; or by FSDP1.
         AgreementError: the workers' models differ in names, shapes or dtypes.
         GroupNotReadyError: WORLD_SIZE is above 1 and there is no process group.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"local_gradients was given {shown(model)}: give the module whose parameters are trained")
+    _refuse_flat(model)
     inner = getattr(model, "_orig_mod", model)  # what torch.compile was given: a compiled module is no DDP module
     if isinstance(inner, DistributedDataParallel):
         _keep_local(inner)
@@ -61,18 +67,20 @@ def local_gradients(model: nn.Module, process_group: dist.ProcessGroup | None = 
     check_shards(_trained(model), channel.group if channel is not None else None)
     whole = [(name, tensor.detach()) for name, tensor in _both(model) if not hasattr(tensor, "device_mesh")]
     for inside in _channels_between_shards(model):  # what is not sharded: frozen parameters, and buffers
-        _check_same(inside, whole)
+        _check_same(inside, _facts(whole))
         inside.broadcast_([tensor for _, tensor in whole])
     if channel is not None:
         tensors = _tensors(model)
-        _check_same(channel, tensors)
+        _check_same(channel, _facts(_both(model)))
         channel.broadcast_([tensor for _, tensor in tensors])
-        apart.watch(param for _, param in _trained(model))
+        apart.watch((param for _, param in _trained(model)), channel.ranks)
     return model
 
 
 def synchronize_buffers(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
     """Give all workers the same buffers: real and complex ones become the mean, added in rank order, others rank 0's.
+
+    Numbers that are equal on all workers stay as they are, to the bit: tables, masks of the lowest number there is.
 
     Call it on all workers before evaluation and before saving; normalisation statistics are local until then.
 
@@ -91,16 +99,31 @@ def synchronize_buffers(model: nn.Module, process_group: dist.ProcessGroup | Non
     buffers = [(name, local(buffer)) for name, buffer in model.named_buffers()]
     if channel is None:
         return model
-    _check_same(channel, buffers)
+    _check_same(channel, _facts(buffers))
     for _, buffer in buffers:
         if has_mean(buffer):
             wide = dtype_of_sums(buffer.dtype)
             own = buffer.to(channel.device, wide, copy=True, memory_format=torch.contiguous_format).resolve_conj()
             parts = own.view(-1).view(torch.empty((), dtype=wide).real.dtype)  # a complex number's travel apart
-            total = in_rank_order(channel.all_gather(parts).wait(), Tensor.add_).view(wide)
-            overwrite(buffer, total.view(buffer.shape) / channel.size)
+            overwrite(buffer, _mean(channel.all_gather(parts).wait()).view(wide).view(buffer.shape))
     channel.broadcast_([buffer for _, buffer in buffers if not has_mean(buffer)])
     return model
+
+
+def _mean(rows: Tensor) -> Tensor:
+    """f[workers, n] -> f[n]."""
+    mean = in_rank_order(rows, Tensor.add_) / len(rows)
+    return torch.where((rows == rows[0]).all(0), rows[0], mean)
+
+
+def _refuse_flat(model: nn.Module) -> None:
+    """FSDP1 averages among all its ranks, and calls shards by one name that are not of the same parameters."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # who has not imported it does not use it
+    if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
+        raise ValueError(
+            "FullyShardedDataParallel averages gradients among all ranks that hold shards, and leaves nobody to vote "
+            "with: shard with fully_shard (FSDP2) over the inner dimension of a mesh, and vote over the outer one"
+        )
 
 
 def _keep_local(model: DistributedDataParallel) -> None:
@@ -115,12 +138,12 @@ def _keep_local(model: DistributedDataParallel) -> None:
         ) from error
     _kept_local.add(model)
     if model.process_group.size() > 1:
-        apart.watch(param for _, param in _trained(model))
+        apart.watch((param for _, param in _trained(model)), Channel(model.process_group).ranks)
 
 
 def _channel(group: dist.ProcessGroup | None, who: str) -> Channel | None:
     group = group if group is not None else default_group(who)
-    return Channel(group) if group is not None and group.size() > 1 else None
+    return Channel(group, f"{who}, which all workers must call") if group is not None and group.size() > 1 else None
 
 
 def _trained(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -142,9 +165,16 @@ def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, local(tensor).detach()) for name, tensor in _both(model)]
 
 
-def _check_same(channel: Channel, tensors: list[tuple[str, Tensor]]) -> None:
+def _facts(tensors: list[tuple[str, Tensor]]) -> list[list[Any]]:
+    """Name, shape and dtype of what is here, and of a shard where it begins."""
+    return [
+        [name, list(local(tensor).shape), str(tensor.dtype), *([list(offset_of(tensor))] if is_sharded(tensor) else [])]
+        for name, tensor in tensors
+    ]
+
+
+def _check_same(channel: Channel, facts: list[list[Any]]) -> None:
     """Sizes must agree before anything travels: gloo ends the process where they do not."""
-    facts = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors]
     digest = int.from_bytes(hashlib.sha256(json.dumps(facts).encode()).digest()[:8], "little") >> 1
     row = torch.tensor([digest], dtype=torch.int64, device=channel.device)
     digests = channel.all_gather(row).wait().view(-1).tolist()

@@ -24,7 +24,15 @@ def optimizer_for(args: Args, **options: Any) -> tuple[type[DistributedLion], di
 
     Args:
         options: further arguments of `DistributedLion`.
+
+    Raises:
+        ValueError: for `weight_decay`, which Trainer would write over.
     """
+    if "weight_decay" in options:
+        raise ValueError(
+            f"weight_decay={options['weight_decay']!r} would have no effect, since Trainer sets its own: give it to "
+            "TrainingArguments"
+        )
     return DistributedLion, {"lr": args.learning_rate, **options}
 
 
@@ -42,9 +50,16 @@ def local_gradients(trainer: Trainer) -> Trainer:
     Raises:
         ValueError: it averages gradients in a way that cannot be switched off (FSDP, DeepSpeed, ...).
     """
+    accelerate.local_gradients(trainer.accelerator)
     if any(isinstance(callback, EveryWorker) for callback in trainer.callback_handler.callbacks):
         return trainer
-    accelerate.local_gradients(trainer.accelerator)
+    make = trainer.create_accelerator_and_postprocess
+
+    def make_local() -> None:  # a search of hyper-parameters makes an accelerator for each trial
+        make()
+        accelerate.local_gradients(trainer.accelerator)
+
+    trainer.create_accelerator_and_postprocess = make_local
     callback = EveryWorker()
     trainer.add_callback(callback)
     train = trainer.train

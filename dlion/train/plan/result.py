@@ -63,6 +63,8 @@ def left_out() -> list[str]:
         "Compression: choosing the largest entries, PowerSGD's products and orthogonal columns, and the scales of "
         "terngrad and ef-signsgd were not timed; only memory that they must touch is counted. These steps are lower "
         "bounds.",
+        "GPUs: the local work is that of kernels as quick as memory, as the CPU's are; dlion's have not been measured "
+        "on a GPU yet.",
         "Sums inside an all-reduce, and everything about checks, start-up and evaluation.",
         f"More than {MOST_COUNTED:,} workers: a verdict's header counts voters in 16 bits, so beyond that the figures "
         "are of a dlion with wider fields.",
