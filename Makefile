@@ -25,10 +25,10 @@ export PYTHON TORCH ASKED_TORCH
 train: setup
 	@.venv/bin/dlion train $(ARGS)
 
-# $(call installed,NAME,WHO): install requirements/NAME.txt into .venv, unless it is there already.
+# $(call installed,NAME,WHO,FLAGS): install requirements/NAME.txt into .venv, unless it is there already.
 define installed
 	@cmp -s requirements/$(1).txt .venv/$(1).txt || { \
-		.venv/bin/python -m pip install --quiet -r requirements/$(1).txt && \
+		.venv/bin/python -m pip install --quiet $(3) -r requirements/$(1).txt && \
 		cp requirements/$(1).txt .venv/$(1).txt; } || { \
 		echo "make: $(2) need requirements/$(1).txt, and pip failed: see above" >&2; exit 1; }
 endef
@@ -51,6 +51,7 @@ test-all: core-tests-ready
 	$(call some,--dist worksteal $(CORE))
 	$(call some,--dist worksteal $(REST))
 	$(call installed,integrations,the tests of integrations)
+	$(call installed,torchtitan,the tests of torchtitan,--no-deps)
 	$(call installed,docs,the documents)
 	$(call some,--dist loadfile tests/integrations)
 

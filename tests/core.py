@@ -26,7 +26,8 @@ def bounds(seconds: float = SECONDS) -> Iterator[None]:
     popen = subprocess.Popen.__init__
 
     def start(process: Any, command: Any, *args: Any, **options: Any) -> None:
-        if "python" in Path(command if isinstance(command, str) else command[0]).name:
+        words = command.split() if isinstance(command, str) else command
+        if any(Path(str(word)).name.startswith("python") for word in words):  # behind `ip netns exec` and others too
             refuse()
         popen(process, command, *args, **options)
 

@@ -52,6 +52,7 @@ LAZY: dict[str, str] = {
     "dlion/elastic/quorum.py": "torchft",
     "dlion/integrations/accelerate.py": "accelerate",
     "dlion/integrations/lightning.py": "lightning",
+    "dlion/integrations/torchtitan.py": "torchtitan",
     "dlion/integrations/transformers.py": "transformers",
 }
 

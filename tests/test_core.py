@@ -10,6 +10,7 @@ import pytest
 VERSION = (sys.executable, "--version")
 STARTS = {
     "a command": lambda: subprocess.run(VERSION),
+    "a command behind another": lambda: subprocess.run(("nice", *VERSION)),
     "a rank": lambda: multiprocessing.get_context("forkserver").Process(target=print).start(),
 }
 

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NEEDS = {
     "accelerate": ("accelerate", "accelerate"),
     "lightning": ("lightning", "lightning"),
+    "torchtitan": ("torchtitan", "torchtitan"),
     "transformers": ("transformers", "transformers"),
 }
 

@@ -79,7 +79,6 @@ def seconds_to_move(size: int, source: Place, target: Place) -> float:
     return took
 
 
-@pytest.mark.processes
 def test_links_are_made_and_removed(net: None) -> None:
     with shaped(2, "10mbit") as places:
         assert len(made_by(os.getpid())) == 3  # two workers and the bridge
@@ -132,7 +131,6 @@ def test_what_a_killed_process_left_is_removed_by_the_next(holder: subprocess.Po
         assert made_by(holder.pid) == []
 
 
-@pytest.mark.processes
 def test_a_shaped_link_limits(net: None) -> None:
     """Headers make up for the bucket that leaves at once: 2.5 MB need 1,727 packets of 66 B, 114 kB against 64 kB."""
     size = 2_500_000
@@ -185,7 +183,6 @@ def test_rates_and_bursts() -> None:
             bits_per_second(wrong)
 
 
-@pytest.mark.processes
 def test_what_is_missing_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert links.missing() == "emulated links need root, to make network namespaces: run the command as root."
@@ -206,7 +203,6 @@ def refuse(command: list[str], **kwargs: object) -> subprocess.CompletedProcess[
     return subprocess.CompletedProcess(command, 1, "", "Operation not permitted\n")
 
 
-@pytest.mark.processes
 def test_every_worker_has_its_place(net: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = f'echo "$RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $OMP_NUM_THREADS $EXTRA" > {tmp_path}/$RANK;'
     script += "ls /sys/class/net | grep -x $GLOO_SOCKET_IFNAME && echo rank $RANK"
@@ -220,7 +216,6 @@ def test_every_worker_has_its_place(net: None, tmp_path: Path, capfd: pytest.Cap
 FOREVER = "exec tail -f /dev/null"
 
 
-@pytest.mark.processes
 def test_a_rank_that_fails_ends_the_others(net: None) -> None:
     with loopback(3) as places:
         start = time.monotonic()
@@ -232,7 +227,6 @@ def test_a_rank_that_fails_ends_the_others(net: None) -> None:
         assert subprocess.run(["ip", "netns", "pids", places[0].namespace], capture_output=True).stdout == b""
 
 
-@pytest.mark.processes
 def test_ranks_that_hang_are_ended(net: None) -> None:
     with loopback(2) as places, pytest.raises(WorkerError, match=r"ranks \[1\] had not ended after 0.3 s"):
         run_workers(places, ["sh", "-c", f"[ $RANK = 0 ] || {FOREVER}"], 0.3)

@@ -118,6 +118,7 @@ class MeanOverWorkers(torch.autograd.Function):
         return total / ctx.group.size(), None
 
 
+@pytest.mark.slow
 def test_beside_collectives_in_the_callers_backward() -> None:
     def work(rank: int, group: dist.ProcessGroup, **options: Any) -> tuple[Tensor, int]:
         model = copy.deepcopy(MODEL)

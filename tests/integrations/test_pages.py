@@ -35,6 +35,10 @@ def test_the_page_of_ray_is_about_its_example() -> None:
         assert unindented(block) in unindented(code)
 
 
+def test_the_page_of_torchtitan_is_about_its_example() -> None:
+    check_diff((PAGES / "torchtitan.md").read_text(), (ROOT / "examples/with_torchtitan.py").read_text())
+
+
 def unindented(text: str) -> str:
     return "\n".join(line.strip() for line in text.splitlines())
 

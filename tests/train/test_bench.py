@@ -13,8 +13,6 @@ from command import children, dlion, start
 
 from dlion.train.bench.settings import FLAGS as FLAGS_OF_CONTENDERS
 
-pytestmark = pytest.mark.processes
-
 FLAGS = ["bench", "--width", "64", "--layers", "1", "--tokens", "8", "--device", "cpu"]
 SMALL = [*FLAGS, "--workers", "2"]
 EVERYBODY = ["no communication", "ddp fp32", "ddp fp16", "powersgd 2", "dlion", "dlion overlap"]
@@ -36,10 +34,12 @@ def result(measured: tuple[Path, str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.processes
 def test_both_files_are_written_and_nothing_else(measured: tuple[Path, str]) -> None:
     assert sorted(path.name for path in measured[0].iterdir()) == ["bench.json", "index.html"]
 
 
+@pytest.mark.processes
 def test_every_contender_took_its_steps(result: dict[str, Any]) -> None:
     assert list(result["contenders"]) == EVERYBODY
     assert result["workers"] == 2 and result["rounds"] >= 3
@@ -52,6 +52,7 @@ def test_every_contender_took_its_steps(result: dict[str, Any]) -> None:
     assert result["contenders"]["ddp fp32"]["bucket_cap_mb"] in (1, 5, 25)
 
 
+@pytest.mark.processes
 def test_ratios_to_dlion_are_of_the_steps_of_a_round(result: dict[str, Any]) -> None:
     assert list(result["ratios"]) == EVERYBODY
     assert set(result["ratios"]["dlion"].values()) == {1.0}
@@ -61,6 +62,7 @@ def test_ratios_to_dlion_are_of_the_steps_of_a_round(result: dict[str, Any]) -> 
         assert min(by_round) <= ratio["low"] <= ratio["median"] <= ratio["high"] <= max(by_round)
 
 
+@pytest.mark.processes
 def test_bytes_agree_by_counter_formula_and_interface(result: dict[str, Any]) -> None:
     contenders, parameters = result["contenders"], result["parameters"]
     assert contenders["ddp fp32"]["sent_by_formula"] == 4 * parameters
@@ -78,6 +80,7 @@ def test_bytes_agree_by_counter_formula_and_interface(result: dict[str, Any]) ->
         assert contenders["dlion"]["interface_sent"] > contenders["dlion"]["sent"]
 
 
+@pytest.mark.processes
 def test_phases_and_the_bare_exchange_are_parts_of_a_step(result: dict[str, Any]) -> None:
     for key, name in (("phases", "dlion"), ("overlap_phases", "dlion overlap")):
         assert list(result[key]) == PHASES
@@ -88,12 +91,14 @@ def test_phases_and_the_bare_exchange_are_parts_of_a_step(result: dict[str, Any]
     assert min(result["latency"].values()) > 0
 
 
+@pytest.mark.processes
 def test_settings_and_environment_name_no_machine(result: dict[str, Any]) -> None:
     assert result["settings"]["workers"] == 2 and result["settings"]["width"] == 64
     assert result["environment"]["threads"] == 1 and result["environment"]["backend"] == "gloo"
     assert os.uname().nodename not in json.dumps(result)
 
 
+@pytest.mark.processes
 def test_the_terminal_and_the_page_say_the_sentence(measured: tuple[Path, str], result: dict[str, Any]) -> None:
     folder, output = measured
     page = (folder / "index.html").read_text()
@@ -111,6 +116,7 @@ ALONE = 'LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 exec "$0" -m dlion "$@" --out found-by-
 AS_A_MACHINE = ("--no-python", "sh", "-c", ALONE, sys.executable)
 
 
+@pytest.mark.processes
 def test_torchrun_starts_the_same_and_other_machines_say_where_the_results_are(tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *AS_A_MACHINE)
     some = ["--contenders", "dlion", "ddp-fp32", "--bucket-cap-mb", "2", "--vote", "average", "--seconds", "0.1"]
@@ -174,6 +180,7 @@ def await_round(process: Any) -> list[int]:
     raise AssertionError(f"ended before the first round: {process.stderr.read()}")
 
 
+@pytest.mark.processes
 def test_nobody_needs_to_read_on(tmp_path: Path) -> None:
     """A closed pipe was taken for a rank that failed, and a closed output ended in a traceback."""
     flags = " ".join([*SMALL, "--seconds", "0.1", "--contenders", "no-communication", "dlion"])
@@ -186,6 +193,7 @@ def test_nobody_needs_to_read_on(tmp_path: Path) -> None:
         assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["bench.json", "index.html"]
 
 
+@pytest.mark.processes
 def test_ctrl_c_ends_all_ranks_and_leaves_nothing(tmp_path: Path) -> None:
     process = start(LONG, tmp_path)
     ranks = await_round(process)
@@ -198,6 +206,7 @@ def test_ctrl_c_ends_all_ranks_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.processes
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     process = start(LONG, tmp_path)
     os.kill(await_round(process)[1], signal.SIGKILL)
