@@ -54,6 +54,8 @@ test-all: core-tests-ready
 	$(call installed,torchtitan,the tests of torchtitan,--no-deps)
 	$(call installed,docs,the documents)
 	$(call some,--dist loadfile tests/integrations)
+	$(call installed,triton,the tests of GPU kernels)
+	$(call some,--dist loadfile tests/gpu)
 
 core-tests-ready: setup
 	$(call installed,hf,the tests of recipes)

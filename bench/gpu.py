@@ -33,7 +33,7 @@ ALONE = 2**28  # parameters of the kernels' rates and of the memory's measuremen
 
 def rows(device: torch.device, largest: int, workers: int, rounds: int) -> Iterator[Row]:
     """All lines of the table, as they are found."""
-    kernels = choose("auto")[1]
+    kernels = choose("auto", device)[1]
     yield from gpu_checks.correctness(kernels, device)
     yield from gpu_checks.determinism(kernels, device)
     yield from gpu_checks.replicas(device)
@@ -62,7 +62,7 @@ def surroundings(device: torch.device) -> dict[str, str]:
         "runtime": str(torch.version.hip or torch.version.cuda or ""),
         "torch": torch.__version__,
         "dlion": dlion.__version__,
-        "kernels": choose("auto")[0],
+        "kernels": choose("auto", device)[0],
         "python": platform.python_version(),
         "when": time.strftime("%Y-%m-%d"),
     }

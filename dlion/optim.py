@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from dlion import apart
 from dlion.errors import OverlapError
 from dlion.exchange import Exchange, Reading
 from dlion.header import Status
@@ -19,7 +18,7 @@ from dlion.joining import Follower, Onlooker, announce
 from dlion.loading import momenta_kept
 from dlion.membership import Membership
 from dlion.methods import METHODS
-from dlion.ops import choose
+from dlion.ops import choose, operators
 from dlion.options import Options, check_group
 from dlion.phases import Phases
 from dlion.pipeline import Steps
@@ -57,11 +56,10 @@ class Distributed(torch.optim.Optimizer, Follower):
         rounding: of bfloat16 and float16 parameters. "stochastic" (the default of Lion): up or down with the odds of
             the distance, equal on all workers, so that steps below the dtype's resolution are not lost; "nearest".
         momentum_dtype: torch.bfloat16 halves the memory of float32 momenta, computed in float32 and rounded up or down
-            with the odds of the distance; for all parameters, float64 ones too. None takes float32 (float64 for float64
-            parameters).
+            with the odds of the distance; for all parameters. None: float32, and float64 for float64 parameters.
         maximize: step up the gradient.
-        kernels: "auto" takes "native" (C++, on CPU tensors) where it was compiled, else "reference" (pure torch). Both
-            give the same bits.
+        kernels: "auto" takes "native" (C++) for CPU tensors where it was compiled, "triton" for tensors on a GPU where
+            torch brought it, else "reference" (pure torch). All give the same bits.
         bucket_bytes: of one-bit ballots that travel together, a multiple of 8; 1 MiB, and 128 KiB with `overlap=True`.
         overlap: send ballots while backward still runs, as soon as the gradients of a bucket are there; the same bits.
             Gradients must not change between backward and `step()` (no clipping, no gradient scaler), and all backward
@@ -111,7 +109,6 @@ class Distributed(torch.optim.Optimizer, Follower):
         self.method = method
         votes = (method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, overlap)
         self.options = Options.checked(*votes, timeout, verify_every, on_mismatch)
-        choose(kernels)  # a name that is missing here is an error now
         self.asked_kernels = kernels
         self.stats = Stats()
         self.phases = Phases()
@@ -238,7 +235,11 @@ class Distributed(torch.optim.Optimizer, Follower):
     @property
     def kernels(self) -> str:
         """Name of the kernels in use."""
-        return choose(self.asked_kernels)[0]
+        return self.chosen_kernels()[0]
+
+    def chosen_kernels(self) -> tuple[str, Any]:
+        """Name and namespace of the kernels for where the parameters are now; a ValueError where there are none."""
+        return choose(self.asked_kernels, self.param_groups[0]["params"][0].device)
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -292,9 +293,8 @@ class Distributed(torch.optim.Optimizer, Follower):
 
     def _attach(self) -> None:
         """What is made anew in every process, and never pickled."""
-        kernels = choose(self.asked_kernels)[1]
+        kernels = operators(self.asked_kernels)
         self.rule = METHODS[self.method].rule(kernels, self.options.rounding, self.options.momentum_dtype)
         self._renewal = Renewal(self)
         Follower.__init__(self)
-        apart.votes(self)
         tell_dynamo()

@@ -11,7 +11,6 @@ from dlion.errors import OverlapError
 from dlion.exchange import Exchange
 from dlion.layout import layout_key
 from dlion.methods import METHODS, Choices
-from dlion.ops import choose
 from dlion.options import check_parameters
 from dlion.overlap import Overlap
 from dlion.pipeline import Steps
@@ -33,6 +32,7 @@ class Renewal:
 
     def __init__(self, optimizer: "Distributed") -> None:
         self._owner = weakref.ref(optimizer)
+        apart.votes(optimizer)
         self._exchange: Exchange | None = None
         self._key: tuple[Any, ...] = ()
         self._overlap = Overlap(self._begin_in_backward, optimizer.phases) if optimizer.options.overlap else None
@@ -124,7 +124,7 @@ class Renewal:
     def _agreed(self, group: dist.ProcessGroup | None) -> Exchange:
         optimizer, workers = self._optimizer, group.size() if group is not None else 1
         o, rule = optimizer.options, optimizer.rule
-        choices = Choices(choose(optimizer.asked_kernels)[1], workers, o.ties, o.zeros, o.rounding)
+        choices = Choices(optimizer.chosen_kernels()[1], workers, o.ties, o.zeros, o.rounding)
         self._steps = METHODS[optimizer.method].steps(rule, choices)
         # not optimizer.defaults: torch adds a key to it when a state dict is loaded, which may happen on some workers
         keys = (*rule.defaults(), "weight_decay", "maximize")

@@ -5,22 +5,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from native_cases import (
-    FLOATS,
-    HALVES,
-    LARGE,
-    NOT_FINITE,
-    SIZES,
-    SPECIAL,
-    assert_ballots_agree,
-    assert_verdicts_agree,
-    forced,
-    numbers,
-    paths,
-    random_words,
-    same,
-    sparse_words,
-)
+from kernel_cases import FLOATS, HALVES, LARGE, NOT_FINITE, SIZES, SPECIAL, numbers, random_words, same, sparse_words
+from native_cases import assert_ballots_agree, assert_verdicts_agree, forced, paths
 from torch import Tensor
 
 from dlion.ops import native, reference

@@ -9,16 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from native_cases import (
-    assert_ballots_agree,
-    assert_verdicts_agree,
-    forced,
-    numbers,
-    offsets_of,
-    paths,
-    random_words,
-    same,
-)
+from kernel_cases import numbers, offsets_of, random_words, same
+from native_cases import assert_ballots_agree, assert_verdicts_agree, forced, paths
 from torch import Tensor
 
 from dlion import DistributedLion, ops

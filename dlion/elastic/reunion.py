@@ -16,7 +16,6 @@ from dlion.errors import AgreementError, ExchangeError
 from dlion.header import majority_value
 from dlion.layout import local, overwrite
 from dlion.methods import METHODS, Choices
-from dlion.ops import choose
 from dlion.options import check_parameters
 from dlion.pipeline import Steps
 
@@ -31,7 +30,7 @@ def exchange_among(optimizer: "Elastic") -> tuple[ElasticExchange, Steps]:
     o, rounds, rule = optimizer.options, optimizer.rounds, optimizer.rule
     # one worker that is left speaks as it did before: its ballots may be older than its loneliness
     size = max(2, len(rounds.members))
-    choices = Choices(choose(optimizer.asked_kernels)[1], size, o.ties, o.zeros, o.rounding)
+    choices = Choices(optimizer.chosen_kernels()[1], size, o.ties, o.zeros, o.rounding)
     steps = METHODS[optimizer.method].steps(rule, choices)
     told = (optimizer.param_groups, optimizer.keys, optimizer.state, optimizer.stats, optimizer.phases)
     exchange = ElasticExchange(rounds.group, None, o, steps.wire, *told, rule.shared_state)

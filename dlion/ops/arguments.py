@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+MOST_VOTERS = 2**20 - 1  # that the planes of compiled counts hold
+NO_HYPER_PARAMETERS = "a piece belongs to a group that has no hyper-parameters"
+
 
 def ballot_planes(zeros: str) -> int:
     """The planes of a ballot: 1 for "balanced", 2 for "exact"."""
@@ -29,3 +32,15 @@ def check_pieces(offsets: Sequence[int], numels: Sequence[int], size: int) -> No
             raise ValueError(
                 f"a piece of {numel} elements at element {offset} is not on a word inside a bucket of {size} elements"
             )
+
+
+def check_lengths(numels: Sequence[int], offsets: Sequence[int], groups: Sequence[int]) -> None:
+    """Raises ValueError unless every piece has an offset and a group."""
+    if not len(numels) == len(offsets) == len(groups):
+        raise ValueError(f"{len(numels)} pieces came with {len(offsets)} offsets and {len(groups)} groups")
+
+
+def check_voters(voters: int) -> None:
+    """Raises ValueError unless there are ballots to count, and no more than compiled kernels can."""
+    if not 0 < voters <= MOST_VOTERS:
+        raise ValueError(f"a tally of {voters} ballots is not defined: give 1 to {MOST_VOTERS}")

@@ -7,16 +7,25 @@ Every function has the arguments and gives the bits of its namesake in `referenc
 import ctypes
 from array import array
 from collections.abc import Iterable
-from itertools import compress, repeat
-from operator import attrgetter, is_not
+from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dlion.ops import library, reference
-from dlion.ops.arguments import ballot_planes, check_pieces, check_rounding, check_tables
+from dlion.ops.arguments import (
+    NO_HYPER_PARAMETERS,
+    ballot_planes,
+    check_lengths,
+    check_pieces,
+    check_rounding,
+    check_tables,
+    check_voters,
+)
 from dlion.ops.bits import as_bytes
+from dlion.ops.memory import present, put_back, those, with_rows
 
 OPERATORS = (
     "tally_majority",
@@ -33,7 +42,6 @@ MOMENTA = {torch.float32: 0, torch.bfloat16: 1}
 UNKNOWN = -1
 TIES = {"rotate": 0, "alternate": 1, "zero": 2}
 FINE, BAD_PIECE, NO_MEMORY = 0, -1, -2  # what the C functions return; 1 is "not finite"
-MOST_VOTERS = 2**20 - 1  # that the adder's planes hold
 
 _long = ctypes.c_int64
 _dtype = attrgetter("dtype")
@@ -57,8 +65,8 @@ def ballot(
     if UNKNOWN in narrow:
         known = [kind != UNKNOWN for kind in narrow]
         rest: Any = (size, beta1s, beta2s, negate, first_word, t, rank, zeros)
-        words, finite = ballot(*_those(known, True, grads, momenta, offsets, groups), *rest)
-        others, fine = reference.ballot(*_those(known, False, grads, momenta, offsets, groups), *rest)
+        words, finite = ballot(*those(known, True, grads, momenta, offsets, groups), *rest)
+        others, fine = reference.ballot(*those(known, False, grads, momenta, offsets, groups), *rest)
         return words | others, finite & fine
     planes = ballot_planes(zeros)
     numels = list(map(Tensor.numel, momenta))
@@ -85,7 +93,7 @@ def ballot(
         torch.get_num_threads(),
     )
     _check(result, offsets, numels, size)
-    _put_back(momenta, moved)
+    put_back(momenta, moved)
     return words, torch.tensor(result == FINE, device="cpu")
 
 
@@ -106,12 +114,12 @@ def apply(
         known = [dtype != UNKNOWN for dtype in dtypes]
         rest: Any = (tables, decays, rounding, first_word, t, seed)
         for native, run in ((True, apply), (False, reference.apply)):
-            mine, starts, theirs = _those(known, native, params, offsets, groups)
+            mine, starts, theirs = those(known, native, params, offsets, groups)
             run(mine, planes, starts, theirs, *rest)
         return
     check_tables(tables, decays, len(planes))
     check_rounding(rounding)
-    planes = _with_rows(planes)
+    planes = with_rows(planes)
     numels = list(map(Tensor.numel, params))
     moved = list(map(Tensor.contiguous, params))
     result = library.loaded().dlion_apply(
@@ -131,7 +139,7 @@ def apply(
         torch.get_num_threads(),
     )
     _check(result, offsets, numels, planes.shape[1] * 64)
-    _put_back(params, moved)
+    put_back(params, moved)
 
 
 def tally_majority(ballots: Tensor, first_word: int, t: int, ties: str) -> Tensor:
@@ -159,9 +167,8 @@ def hashed(tensor: Tensor, number: int) -> Tensor:
 def _tally(ballots: Tensor, planes: int, counted: int, ties: str, first_word: int, t: int) -> Tensor:
     """i64[voters, 1 or 2, words] -> i64[planes, words]."""
     voters, ballot_planes, words = ballots.shape
-    if not 0 < voters <= MOST_VOTERS:
-        raise ValueError(f"a tally of {voters} ballots is not defined: give 1 to {MOST_VOTERS}")
-    ballots = _with_rows(ballots)
+    check_voters(voters)
+    ballots = with_rows(ballots)
     verdict = torch.empty(planes, words, dtype=torch.int64, device="cpu")
     library.loaded().dlion_tally(
         ballots.data_ptr(),
@@ -198,14 +205,8 @@ def _floats(values: Iterable[float]) -> ctypes.Array[ctypes.c_float]:
 
 def _placed(numels: list[int], offsets: list[int], dtypes: list[int], groups: list[int]) -> tuple[Any, ...]:
     """Where the pieces lie in the bucket, as the C functions take it: four arrays and their length."""
-    if not len(numels) == len(offsets) == len(groups):
-        raise ValueError(f"{len(numels)} pieces came with {len(offsets)} offsets and {len(groups)} groups")
+    check_lengths(numels, offsets, groups)
     return *map(_longs, (numels, offsets, dtypes, groups)), len(numels)
-
-
-def _those(known: list[bool], wanted: bool, *lists: list[Any]) -> Any:
-    """Of each list, the entries of the pieces that the library knows, or of the others."""
-    return [[value for value, is_known in zip(values, known, strict=True) if is_known is wanted] for values in lists]
 
 
 def _read(grads: list[Tensor | None], numels: list[int]) -> tuple[list[Tensor], list[int], list[int]]:
@@ -213,16 +214,12 @@ def _read(grads: list[Tensor | None], numels: list[int]) -> tuple[list[Tensor], 
 
     One that is not contiguous or has another dtype is read from a copy, which lives as long as the first list.
     """
-    present = [grad for grad in grads if grad is not None]
-    there = [grad is not None for grad in grads] if len(present) < len(grads) else None
-    wanted = list(compress(numels, there)) if there else numels
-    if list(map(Tensor.numel, present)) != wanted or len(grads) != len(numels):
-        raise ValueError("every gradient must have as many elements as the momentum beside it")
-    dtypes = _numbers(present, DTYPES)
+    found, there = present(grads, numels)
+    dtypes = _numbers(found, DTYPES)
     if UNKNOWN in dtypes:
-        present = [grad.float() if dtype == UNKNOWN else grad for grad, dtype in zip(present, dtypes, strict=True)]
-        dtypes = _numbers(present, DTYPES)
-    read = list(map(Tensor.contiguous, present))
+        found = [grad.float() if dtype == UNKNOWN else grad for grad, dtype in zip(found, dtypes, strict=True)]
+        dtypes = _numbers(found, DTYPES)
+    read = list(map(Tensor.contiguous, found))
     addresses = list(map(Tensor.data_ptr, read))
     if there:
         placed, kinds = iter(addresses), iter(dtypes)
@@ -231,23 +228,9 @@ def _read(grads: list[Tensor | None], numels: list[int]) -> tuple[list[Tensor], 
     return read, addresses, dtypes
 
 
-def _with_rows(words: Tensor) -> Tensor:
-    """Words that follow each other in the last dimension: a copy where they do not."""
-    return words if words.stride(-1) == 1 or words.shape[-1] < 2 else words.contiguous()
-
-
 def _check(result: int, offsets: list[int], numels: list[int], size: int) -> None:
     if result == NO_MEMORY:
         raise MemoryError("the native kernels had no memory for their list of pieces")
     if result == BAD_PIECE:
         check_pieces(offsets, numels, size)
-        raise ValueError("a piece belongs to a group that has no hyper-parameters")
-
-
-def _put_back(tensors: list[Tensor], moved: list[Tensor]) -> None:
-    """Let autograd know what changed, and write back what was a copy."""
-    torch.autograd.graph.increment_version(tensors)
-    if any(map(is_not, tensors, moved)):
-        for tensor, copy in zip(tensors, moved, strict=True):
-            if copy is not tensor:
-                tensor.copy_(copy)
+        raise ValueError(NO_HYPER_PARAMETERS)

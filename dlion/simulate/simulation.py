@@ -12,7 +12,6 @@ from torch.optim.optimizer import ParamsT
 from dlion import agreement
 from dlion.layout import NO_STATE, check_dense, layout_key
 from dlion.methods import METHODS
-from dlion.ops import choose
 from dlion.optim import Distributed
 from dlion.options import check_parameters
 from dlion.scaling import is_scaled
@@ -97,7 +96,7 @@ class Simulation(Distributed):
             **settings,
         )
         self.options = replace(self.options, ties=ties or self.options.ties)
-        self._team = Team(workers, model, self.options, choose(kernels)[1], self.phases)
+        self._team = Team(workers, model, self.options, self.chosen_kernels()[1], self.phases)
         self._team.workers[0].stats = self.stats
         self._key: tuple[Any, ...] = ()
         self._schedule = self._team.schedule(faults)
