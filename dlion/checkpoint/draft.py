@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dlion.checkpoint.finding import put_aside
 from dlion.checkpoint.manifest import NAME, Manifest, fingerprint, is_plain, sync
 from dlion.checkpoint.stacked import INDEX, Part, file_of
 from dlion.errors import CheckpointError, naming
@@ -40,9 +41,9 @@ class Draft:
         """Make the folder, with other files in it that stay as they are: linked, or copied where that cannot be.
 
         Raises:
-            CheckpointError: `path` exists, or a file does not. OSError.
+            CheckpointError: `path` exists and is no damaged checkpoint, or a file does not exist. OSError.
         """
-        if os.path.lexists(self.path):
+        if os.path.lexists(self.path) and not put_aside(self.path):
             raise _taken(self.path)
         for name, source in files.items():
             if not source.is_file():

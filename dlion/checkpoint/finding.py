@@ -1,6 +1,7 @@
 """Which checkpoints there are, and whether they are whole: nothing is unpickled, and no other worker is asked."""
 
 import warnings
+from itertools import count
 from pathlib import Path
 
 from dlion.checkpoint.arguments import checked_path
@@ -52,3 +53,22 @@ def latest(folder: Folder) -> Path | None:
         except CheckpointError as error:
             warnings.warn(str(error), stacklevel=2)
     return None
+
+
+def put_aside(path: Path) -> bool:
+    """Give a damaged checkpoint another, hidden name, so that its own is free; whether `path` was one.
+
+    What is whole, or no checkpoint with a manifest that can be read, stays where it is.
+    """
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError:
+        return False
+    try:
+        manifest.check(path, manifest.files)
+    except CheckpointError as error:
+        aside = next(name for k in count(1) if not (name := path.with_name(f".{path.name}.damaged-{k}")).exists())
+        path.rename(aside)
+        warnings.warn(f"{error}: it is {aside} now, and a new one gets its name", stacklevel=2)
+        return True
+    return False
