@@ -129,10 +129,11 @@ def _changes(column: list[list[int]]) -> bool:
 
 def _advice() -> str:
     """What switches averaging off: a framework that wraps models has a call of its own, which keeps momenta too."""
-    for framework, call in OF_FRAMEWORKS.items():
-        if framework in sys.modules:
-            return f"with {framework} use dlion.integrations.{framework}.{call}, in a loop of your own {OWN_LOOP}"
-    return OWN_LOOP
+    here = [name for name in OF_FRAMEWORKS if name in sys.modules]
+    if not here:
+        return OWN_LOOP
+    calls = ", ".join(f"with {name} use dlion.integrations.{name}.{OF_FRAMEWORKS[name]}" for name in here)
+    return f"{calls}, in a loop of your own {OWN_LOOP}"
 
 
 def _averaged(what: str) -> str:

@@ -122,6 +122,20 @@ def alone(rank: int, size: int, folder: Path) -> list[list[float]]:
     return held(run.bare, run.optimizer)
 
 
+def unprepared(rank: int, size: int, folder: Path) -> list[str]:
+    """What is warned of where `prepare` was given a model alone."""
+    outer = local_gradients(accelerator())
+    model = nn.Linear(2, 2)
+    DistributedLion(model.parameters(), lr=0.1)
+    outer.prepare(model)
+    said = []
+    for call in (outer.save_state, outer.load_state):
+        with pytest.warns(UserWarning, match="accelerator.prepare was given no optimizer") as caught:
+            call(str(folder / "state"))
+        said.append(str(caught[0].message))
+    return [next(part for part in ("keeps nobody's", "nobody's") if part in text) for text in said]
+
+
 def failing(rank: int, size: int, folder: Path) -> list[float]:
     """Accelerate's own file of the optimizer is missing, so `load_state` fails; what the caller then loads counts."""
     run = Run(local_gradients(accelerator()), rank)
@@ -193,3 +207,7 @@ def test_what_is_set_up_wrongly_is_reported(ranks: list[dict[str, Any]]) -> None
         assert "WORLD_SIZE=4" in unseen and "cpu=True" in unseen
         assert "comm_hook='fp16' averages gradients" in hooked and "before accelerator.prepare(model)" in late
         assert "AdamW" in apart and "train apart" in apart
+
+
+def test_a_state_without_an_optimizer_says_that_no_momentum_is_kept(tmp_path: Path) -> None:
+    assert launch(tmp_path, 1, unprepared, seconds=60, preload=scripts.PRELOADED) == [["keeps nobody's", "nobody's"]]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import scripts
+from dlion.integrations.accelerate import LocalGradients
 from dlion.integrations.transformers import local_gradients, optimizer_for
 
 pytestmark = pytest.mark.timeout(240)  # with frameworks to import, and other work on the machine
@@ -218,3 +219,18 @@ def test_what_is_set_up_wrongly_is_reported(ranks: list[dict[str, Any]]) -> None
         adamw, overlapping, late = said["refused"]
         assert "AdamW" in adamw and "train apart" in adamw
         assert "max_grad_norm=1.0" in overlapping and "before accelerator.prepare" in late
+
+
+def test_what_the_trainer_sets_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"weight_decay=0.5 would have no effect.*TrainingArguments"):
+        optimizer_for(TrainingArguments(str(tmp_path), use_cpu=True), weight_decay=0.5)
+
+
+def test_a_search_of_hyper_parameters_keeps_gradients_local(tmp_path: Path) -> None:
+    """It makes an accelerator for each trial."""
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    trainer = local_gradients(Trainer(tiny_model(), args, optimizer_cls_and_kwargs=optimizer_for(args)))
+    for _ in range(2):
+        trainer.create_accelerator_and_postprocess()
+        assert isinstance(trainer.accelerator.ddp_handler, LocalGradients)
+    assert local_gradients(trainer) is trainer
