@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
+from dlion import agreement
 from dlion.channel import Channel
+from dlion.errors import AgreementError
+from dlion.header import NOBODY, Status
 from dlion.layout import local, named
 from dlion.ops.bits import checksum
 from dlion.quoting import one_line
@@ -53,13 +56,16 @@ class Guard:
 
     Parameters are looked at in runs of neighbours, so that what travels is short: a model may be averaged in part.
 
+    Of a worker that is several ranks, each with shards, it finds out too whether all take the same step.
+
     Args:
         channel: to the other workers; None for one worker alone.
+        siblings: to the other ranks of this worker; None where there are none.
         stats: where the bytes are counted, as checks.
     """
 
-    def __init__(self, channel: Channel | None, stats: Stats) -> None:
-        self._channel, self._stats = channel, stats
+    def __init__(self, channel: Channel | None, siblings: Channel | None, stats: Stats) -> None:
+        self._channel, self._siblings, self._stats = channel, siblings, stats
         self._steps = 0
         self._seen: list[list[list[int]]] = []  # int[steps][workers][runs]
 
@@ -68,6 +74,9 @@ class Guard:
 
         Args:
             t: verdicts applied before that step, a number that all workers share.
+
+        Raises:
+            AgreementError: on all ranks of a worker that have other hyper-parameters or another t.
         """
         place = self._steps if self._steps < GUARDED_STEPS else t % GUARDED_EVERY
         if place >= GUARDED_STEPS or not replica.params:  # who trains nothing has nothing to send
@@ -78,8 +87,19 @@ class Guard:
             self._seen.clear()
         self._seen = [*self._seen[1 - GUARDED_STEPS :], hashes]  # t rests while nobody votes
         self._steps += 1
+        if self._siblings is not None and place == 0:
+            self._compare_siblings(self._siblings, replica, t)
         if place == GUARDED_STEPS - 1 and len(self._seen) >= GUARDED_STEPS and (wrong := self._wrong(replica, runs)):
             warnings.warn(wrong, stacklevel=9)  # whoever called step()
+
+    def _compare_siblings(self, siblings: Channel, replica: Replica, t: int) -> None:
+        """Each votes with those that hold the same shard, so nothing else compares them."""
+        with siblings.during("comparing the ranks of one worker"):
+            facts = gathered(siblings, [t, agreement.hyper_fingerprint(replica.hypers)], self._stats)
+            if any(each != facts[0] for each in facts):
+                own = agreement.report(replica.param_groups, {}, replica.hypers, Status.OK)
+                reports = agreement.checked_reports(told(siblings, own, self._stats), siblings.ranks)
+                raise AgreementError(agreement.explain_hyper_parameters(reports, siblings.ranks, NOBODY))
 
     def _hashes(self, replica: Replica, runs: list[range]) -> list[list[int]]:
         """Of all workers, the gradients of each run."""

@@ -24,13 +24,14 @@ from dlion.options import Options
 from dlion.phases import Phases
 from dlion.pipeline import Wire
 from dlion.replica import Replica
+from dlion.sharding import trained
 from dlion.stats import Stats
 from dlion.survey import Survey
 from dlion.tallies import Tally
 from dlion.topology import Tally as Counting
 from dlion.topology import choose_topology
 from dlion.verification import Verification
-from dlion.voting import Voting, voting_groups, wait_for_all
+from dlion.voting import Voting, siblings, voting_groups, wait_for_all
 
 APPLYING = ("lr", "weight_decay")  # the hyper-parameters that no ballot depends on
 
@@ -86,7 +87,7 @@ class Exchange:
         self.topology = choose_topology(options.topology, self.voting, stats, words, wire.replicate)
         channel = self.voting.ballots if self.voting else None
         self.survey, self.flight, self.begun = Survey(channel, stats, phases), Flight(phases), False
-        self._guard = Guard(channel, stats)
+        self._guard = Guard(channel, siblings(trained(param_groups), options.timeout), stats)
         self.verification = Verification(channel, options, stats, shared_state)
         self._rates = AgreementRates(wire, self.workers)
 
@@ -215,8 +216,7 @@ class Exchange:
     def announce_layout_change(self) -> None:
         """Tell the others, in a row of the old length, that the layout changed here; returns if it changed everywhere.
 
-        Raises:
-            AgreementError: it did not change on some worker.
+        Raises: AgreementError: it did not change on some worker.
         """
         if self.voting is None:
             return

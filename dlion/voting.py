@@ -2,15 +2,17 @@
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch import Tensor
 
 from dlion.channel import Channel, timeout_of
 from dlion.errors import ExchangeError, ranks_text
 from dlion.roll_call import RollCall, StoreSilent, roll_call_of
+from dlion.sharding import ranks_of_shards
 
 MakeGroup = Callable[[str], dist.ProcessGroup]
 
@@ -95,6 +97,16 @@ def checkpoint_channel(parent: dist.ProcessGroup, timeout: timedelta) -> Channel
         # calls of a thread beside training: where that stands is none of its business
         _saving[parent] = Channel(make("dlion checkpoint"), "checkpoint", RollCall(parent, "checkpoint"))
     return _saving[parent]
+
+
+def siblings(params: Iterable[tuple[str, Tensor]], timeout: timedelta | None) -> Channel | None:
+    """To the ranks that hold the other shards of these parameters; None where they are whole. All of them call it."""
+    ranks = ranks_of_shards(params)
+    if len(ranks) < 2:
+        return None
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    return voting_groups(gathering(sorted(ranks), timeout or timeout_of(everyone)), timeout).ballots
 
 
 def gathering(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hsdp_runs import mesh_of
+from hsdp_runs import backward, mesh_of, sharded
 from processes import launch, meet
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -64,3 +64,24 @@ def test_fsdp1_is_refused_with_what_to_use_in_its_place(tmp_path: Path) -> None:
     for said in launch(tmp_path, 2, by_fsdp1):
         assert len(said) == 3 and all("averages gradients among all ranks" in text for text in said)
         assert all("fully_shard (FSDP2)" in text for text in said)
+
+
+def by_columns(rank: int, size: int, folder: Path) -> list[str]:
+    """What is said where the ranks of one shard have another learning rate than those of the other one."""
+    mesh = mesh_of(folder, rank, size)
+    voters = mesh["replicate"].get_group()
+    model = sharded(mesh["shard"], seed=0)
+    local_gradients(model, voters)
+    said = []
+    for rates in ((0.01, 0.01), (0.01, 0.02)):
+        optimizer = DistributedLion(model.named_parameters(), lr=rates[rank % 2], process_group=voters)
+        backward(model, rank, 0)
+        said.append(said_by(optimizer.step))
+    return said
+
+
+def test_shards_of_one_worker_that_step_apart_are_named(tmp_path: Path) -> None:
+    for rank, (fine, apart) in enumerate(launch(tmp_path, 4, by_columns)):
+        first, second = rank // 2 * 2, rank // 2 * 2 + 1
+        assert fine == "nothing"
+        assert f"on rank {second} group 0 has lr=0.02 instead of 0.01 (compared with rank {first})" in apart
