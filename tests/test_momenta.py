@@ -42,3 +42,19 @@ def test_an_optimizer_without_its_state_is_named_and_the_others_have_theirs(lost
         assert same == (number not in lost)
     if lost:
         assert [str(folders[number]) in str(each.message) for number, each in zip(lost, warned, strict=True)]
+
+
+def test_names_with_slashes_and_dots_stay_apart(tmp_path: Path) -> None:
+    model = nn.Module()
+    model.a = nn.Module()
+    model.a.b = nn.Linear(2, 2)
+    model.register_module("a/b", nn.Linear(2, 2))
+    optimizer = DistributedLion(model.parameters(), lr=0.1)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    before = [param.detach().clone() for param in model.parameters()]
+    momenta.save(tmp_path, [model], [optimizer])
+    optimizer.step()
+    assert momenta.load(tmp_path, [model], [optimizer]) == [optimizer]
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

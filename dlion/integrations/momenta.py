@@ -73,5 +73,5 @@ def _trained(models: Iterable[nn.Module], optimizer: Distributed) -> nn.Module:
 
 
 def _as_one_name(number: int, name: str) -> str:
-    """A name that a module may register: without dots."""
-    return f"{number}/{name.replace(COMPILED, '').replace('.', '/')}"
+    """A name that a module may register: without dots; different ones stay different."""
+    return f"{number}/{name.replace(COMPILED, '').replace('/', '//').replace('.', '/')}"
