@@ -130,8 +130,8 @@ class Guard:
         names = [name for _, _, name, param in named(replica.param_groups) if param.requires_grad]
         which = ", ".join(names[slot] for run in partly for slot in run)
         return _averaged(
-            f"gradients of some parameters were equal on all {workers} workers ({one_line(which, SHOWN)}; a penalty that "
-            "reads no data makes such too)"
+            f"gradients of some parameters were equal on all {workers} workers ({one_line(which, SHOWN)}; a penalty "
+            "that reads no data makes such too)"
         )
 
 
