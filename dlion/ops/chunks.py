@@ -33,6 +33,16 @@ def floats(values: tuple[float, ...], device: torch.device, stream: int) -> Tens
     return sent(values, torch.float32, device)
 
 
+def hypers_of(values: tuple[float, ...] | Tensor, device: torch.device, stream: int) -> Tensor:
+    """f32[n]: hyper-parameters that the host knows, or that lie on the device already."""
+    return values if isinstance(values, Tensor) else floats(values, device, stream)
+
+
+def clock_of(t: int | Tensor, device: torch.device, stream: int) -> Tensor:
+    """i64[1]: t, which the host knows or which lies on the device already."""
+    return t.view(1) if isinstance(t, Tensor) else clock(t, device, stream)
+
+
 @lru_cache(maxsize=8)
 def clock(t: int, device: torch.device, stream: int) -> Tensor:
     """i64[1]: t where kernels read it."""

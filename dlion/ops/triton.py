@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dlion.ops import reference, triton_kernels, triton_tally
 from dlion.ops.arguments import ballot_planes, check_rounding, check_tables, check_voters
-from dlion.ops.chunks import Chunks, chunks, clock, floats, stream_of
+from dlion.ops.chunks import Chunks, chunks, clock, clock_of, hypers_of, stream_of
 from dlion.ops.memory import present, put_back, those, with_rows
 
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -38,10 +38,11 @@ def ballot(
     beta2s: list[float],
     negate: list[bool],
     first_word: int,
-    t: int,
+    t: int | Tensor,
     rank: int,
     zeros: str,
 ) -> tuple[Tensor, Tensor]:
+    """`reference.ballot`; t may be an i64[] on the device too, which nobody reads here."""
     known = [
         fits and (grad is None or grad.device == momentum.device)
         for fits, grad, momentum in zip(_known(momenta, MOMENTA), grads, momenta, strict=True)
@@ -91,20 +92,65 @@ def apply(
             run(mine, planes, starts, theirs, *rest)
         return
     check_tables(tables, decays, len(planes))
+    steps = 2 ** len(planes)
+    hypers = [(*tables[steps * group :][:steps], decay) for group, decay in enumerate(decays)]
+    _apply(
+        params, planes, offsets, groups, tuple(chain.from_iterable(hypers)), len(decays), rounding, first_word, t, seed
+    )
+
+
+def knows(param: Tensor) -> bool:
+    """Whether `apply_there` may be given this parameter."""
+    return param.dtype in DTYPES and (INTERPRETED or param.device.type != "cpu")
+
+
+def apply_there(
+    params: list[Tensor],
+    planes: Tensor,
+    offsets: list[int],
+    groups: list[int],
+    tables: Tensor,
+    decays: Tensor,
+    rounding: str,
+    first_word: int,
+    t: Tensor,
+    seed: int,
+    go: Tensor,
+) -> None:
+    """`apply` where `go` says so, by numbers that lie on the device and nobody reads; elsewhere every bit is kept.
+
+    Args:
+        params: of one device, each one that `knows`.
+        tables: f64[groups, 2**k]. decays: f64[groups]. t: i64[]. go: bool[].
+    """
+    numbers = torch.cat([tables.masked_fill(~go, 0.0), decays.masked_fill(~go, 1.0)[:, None]], 1)  # p * 1 - 0 is p
+    _apply(params, planes, offsets, groups, numbers.float().view(-1), len(decays), rounding, first_word, t, seed)
+
+
+def _apply(
+    params: list[Tensor],
+    planes: Tensor,
+    offsets: list[int],
+    groups: list[int],
+    hypers: tuple[float, ...] | Tensor,
+    group_count: int,
+    rounding: str,
+    first_word: int,
+    t: int | Tensor,
+    seed: int,
+) -> None:
     check_rounding(rounding)
     if not params:
         return
     planes = with_rows(planes.to(params[0].device))
-    steps = 2 ** len(planes)
-    hypers = [(*tables[steps * group :][:steps], decay) for group, decay in enumerate(decays)]
     numels, moved = list(map(Tensor.numel, params)), list(map(Tensor.contiguous, params))
     for dtype, (mine, *placed) in _by_kind([param.dtype for param in moved], moved, numels, offsets, groups):
-        cut = _cut("apply", placed, planes.shape[1] * 64, len(decays), planes.device)
+        cut = _cut("apply", placed, planes.shape[1] * 64, group_count, planes.device)
         stochastic = rounding == "stochastic" and dtype != torch.float32
         how = {"PARAM": DTYPES[dtype], "PLANES": len(planes), "STOCHASTIC": stochastic}
         where = (planes, planes.stride(0), first_word, ~seed)
         addresses = list(map(Tensor.data_ptr, mine))
-        _launch(triton_kernels.apply, cut, addresses, tuple(chain.from_iterable(hypers)), t, where, how)
+        _launch(triton_kernels.apply, cut, addresses, hypers, t, where, how)
     put_back(params, moved)
 
 
@@ -188,15 +234,15 @@ def _launch(
     kernel: Any,
     cut: Chunks,
     addresses: list[int],
-    hypers: tuple[float, ...],
-    t: int,
+    hypers: tuple[float, ...] | Tensor,
+    t: int | Tensor,
     where: tuple[Any, ...],
     how: dict[str, Any],
 ) -> None:
     device = cut.owners.device
     with _on(device):
         stream = stream_of(device)
-        told = (cut.addresses(addresses), floats(hypers, device, stream), clock(t, device, stream))
+        told = (cut.addresses(addresses), hypers_of(hypers, device, stream), clock_of(t, device, stream))
         if cut.count:
             kernel[(cut.count,)](cut.owners, cut.pieces, *told, *where, **how, **triton_kernels.LAUNCH)
 

@@ -135,3 +135,30 @@ def test_an_optimizer_learns_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_is_registered_for_gpus_is_there() -> None:
     assert all(callable(getattr(triton, name)) for name in ON_GPU)
+
+
+@pytest.mark.parametrize("go", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_numbers_that_lie_on_the_device_give_the_same_bits(dtype: torch.dtype, go: bool) -> None:
+    """As where a step is taken that no host waits for; and nothing moves where it is not to be taken."""
+    params = [numbers(3000, 1).to(dtype), numbers(70, 2).to(dtype)]
+    wanted = [param.clone() for param in params]
+    verdict, offsets, groups, t = random_words(2, 49), [0, 3008], [0, 1], torch.tensor(5)
+    tables = torch.tensor([[0.1, 0.2, -0.3, 0.0], [0.5, 0.1, 0.7, -0.1]], dtype=torch.float64) / 3
+    decays = torch.tensor([0.999, 0.9], dtype=torch.float64) / 1.1
+    if go:
+        plain = (tables.flatten().tolist(), decays.tolist(), "stochastic", 3, 5, 7)
+        reference.apply(wanted, verdict, offsets, groups, *plain)
+    else:
+        tables[0, 0] = float("nan")  # what V = 0 makes of them
+    where = (3, t, 7, torch.tensor(go))
+    assert all(map(triton.knows, params)) and not triton.knows(params[0].double())
+    triton.apply_there(params, verdict, offsets, groups, tables, decays, "stochastic", *where)
+    assert all(same(a, b) for a, b in zip(params, wanted, strict=True))
+    grads, momenta = [numbers(3000, 3), numbers(70, 4)], [numbers(3000, 5).bfloat16(), numbers(70, 6)]
+    others = [momentum.clone() for momentum in momenta]
+    rest = (offsets, groups, 3136, [0.9, 0.8], [0.99, 0.98], [False, True], 3)
+    words, finite = triton.ballot(grads, momenta, *rest, t, 1, "balanced")
+    wanted_words, fine = reference.ballot(grads, others, *rest, 5, 1, "balanced")
+    assert torch.equal(words, wanted_words) and bool(finite) == bool(fine)
+    assert all(same(a, b) for a, b in zip(momenta, others, strict=True))
