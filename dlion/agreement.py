@@ -48,7 +48,7 @@ def hyper_parameters(param_groups: list[dict[str, Any]], keys: Iterable[str]) ->
 
 def hyper_fingerprint(hyper: list[dict[str, Any]]) -> int:
     """32 bits over the hyper-parameters of all groups."""
-    return zlib.crc32(repr(hyper).encode())
+    return zlib.crc32(repr([_plain(group) for group in hyper]).encode())
 
 
 def first_not_finite(param_groups: list[dict[str, Any]]) -> str | None:
@@ -160,8 +160,8 @@ def report(
     return {
         "status": status,
         "version": VERSION,
-        "t": param_groups[0]["t"],
-        "hyper": hyper,
+        "t": int(param_groups[0]["t"]),
+        "hyper": [_plain(group) for group in hyper],
         "options": dict(options),
         "parameters": trainable_facts(param_groups),
         "frozen": [name for _, _, name, param in named(param_groups) if not param.requires_grad],
@@ -282,6 +282,8 @@ def _plain(value: Any) -> Any:
         return float(value)
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, torch.dtype):
         return str(value)
     if isinstance(value, SupportsFloat) and not isinstance(value, (bool, int)):

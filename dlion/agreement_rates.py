@@ -8,13 +8,14 @@ step.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dlion.asking import Ask, Rows, at_once
 from dlion.channel import Channel
 from dlion.codecs import Cast, SignBits, TernaryBits
-from dlion.comparison import gathered
 from dlion.layout import Bucket
 from dlion.ops import bits
 from dlion.pipeline import Wire
@@ -45,15 +46,6 @@ class Counts:
     coin_looked: list[int]
 
     @staticmethod
-    def none(workers: int) -> "Counts":
-        """Of nothing."""
-        return Counts(*([0] * workers for _ in range(4)))
-
-    def row(self) -> list[int]:
-        """All numbers, one after another."""
-        return self.agreed + self.looked + self.coin_agreed + self.coin_looked
-
-    @staticmethod
     def summed(rows: Sequence[Sequence[int]], workers: int) -> "Counts":
         """From everybody's rows."""
         total = [sum(column) for column in zip(*rows, strict=True)]
@@ -64,14 +56,15 @@ class Sample:
     """The votes of one bucket that are looked at.
 
     Attributes:
-        counts: what was found.
-        voters: the ranks of the ballots that come, in their order.
+        found: i64[4, workers], the fields of `Counts`, on the device of the ballots; None before there were any.
+        voters: the ranks of the ballots that come, in their order; or bool[workers], where those of all come.
     """
 
     def __init__(self, wire: Wire, bucket: Bucket, turn: int, workers: int) -> None:
         self._wire, self._bucket, self._turn = wire, bucket, turn
-        self.counts = Counts.none(workers)
-        self.voters: list[int] = []
+        self._workers = workers
+        self.found: Tensor | None = None
+        self.voters: Any = []
 
     def take(self, ballots: Tensor, verdict: Tensor, first: int) -> None:
         """Count a part of a shard, which starts at word (or number) `first` of the bucket.
@@ -89,17 +82,19 @@ class Sample:
         if numbers:
             found = _of_numbers(ballots[:, 0, here], verdict[0, here])
         else:
-            mask = bits.unpack(self._mask(first + start, width)).bool().to(ballots.device)
-            votes, decided = _signs(self._wire, ballots[..., here], verdict[:, here])
-            found = _of_votes(votes[:, mask], decided[mask], ties_out(self._wire))
-        c = self.counts
-        for counted, new in zip((c.agreed, c.looked, c.coin_agreed, c.coin_looked), found.tolist(), strict=True):
-            for rank, number in zip(self.voters, new, strict=True):
-                counted[rank] += number
+            voters = self.voters.sum() if isinstance(self.voters, Tensor) else len(ballots)
+            votes, decided = _signs(self._wire, ballots[..., here], verdict[:, here], voters)
+            votes = votes * bits.unpack(self._mask(first + start, width, votes.device))  # a zero plays no part
+            if isinstance(self.voters, Tensor):
+                votes = votes * self.voters[:, None]
+            found = _of_votes(votes, decided, ties_out(self._wire))
+        if self.found is None:
+            self.found = found.new_zeros(4, self._workers)
+        self.found[:, slice(None) if isinstance(self.voters, Tensor) else self.voters] += found
 
-    def _mask(self, first: int, width: int) -> Tensor:
+    def _mask(self, first: int, width: int, device: torch.device) -> Tensor:
         """i64[width]: the bits that are elements, not padding."""
-        mask = torch.full((width,), ALL, dtype=torch.int64, device="cpu")
+        mask = torch.full((width,), ALL, dtype=torch.int64, device=device)
         for word, real in self._bucket.tails:
             if first <= word < first + width:
                 mask[word - first] = real
@@ -127,22 +122,29 @@ class AgreementRates:
         self._sample = Sample(self._wire, bucket, turn // buckets, self._workers)
         return self._sample
 
-    def close(self, t: int, owners: Channel | None, stats: Sequence[Stats]) -> None:
+    def close(self, t: int, owners: Channel | None, stats: Sequence[Stats], ask: Ask = at_once) -> None:
         """The step is over: bring its counts, if there are some, into the statistics; then a collective call.
 
         Args:
             owners: a channel to the workers who counted their parts; None where everything was counted here.
             stats: those that take them up.
+            ask: how the owners' counts are heard.
         """
         if not self._is_due(t):
             return
         sample, self._sample = self._sample, None
-        counts = sample.counts if sample is not None else Counts.none(self._workers)
-        if owners is not None:
-            with owners.during("agreement rates"):
-                counts = Counts.summed(gathered(owners, counts.row(), stats[0]), self._workers)
-        for each in stats:
-            each.voted(counts.agreed, counts.looked, counts.coin_agreed, counts.coin_looked)
+        found = sample.found if sample is not None else None
+        numbers = found.reshape(-1) if found is not None else self._nothing(owners)
+
+        def voted(rows: Rows) -> None:
+            counts = Counts.summed(rows, self._workers)
+            for each in stats:
+                each.voted(counts.agreed, counts.looked, counts.coin_agreed, counts.coin_looked)
+
+        ask(owners, "agreement rates", numbers, stats[0], voted)
+
+    def _nothing(self, owners: Channel | None) -> Tensor:
+        return torch.zeros(4 * self._workers, dtype=torch.int64, device=owners.device if owners else "cpu")
 
     def _is_due(self, t: int) -> bool:
         return self._counts and (t + 1) % EVERY == 0
@@ -191,9 +193,8 @@ def _of_votes(votes: Tensor, decided: Tensor, ties_out: bool) -> Tensor:
     return torch.stack([agreed.sum(1), looked.sum(1), *coin])
 
 
-def _signs(wire: Wire, ballots: Tensor, verdict: Tensor) -> tuple[Tensor, Tensor]:
-    """i64[voters, planes, w] and i64[planes, w] -> what each voter said, i8[voters, 64*w], and the verdict's signs."""
-    voters = len(ballots)
+def _signs(wire: Wire, ballots: Tensor, verdict: Tensor, voters: bits.Whole) -> tuple[Tensor, Tensor]:
+    """i64[rows, planes, w] and i64[planes, w] -> what each row says, i8[rows, 64*w], and the verdict's signs."""
     votes = _of_planes(ballots.transpose(0, 1))
     if isinstance(wire.count, Votes):
         return votes, (2 * bits.levels(verdict) - voters).sign().to(torch.int8)

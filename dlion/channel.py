@@ -73,7 +73,7 @@ class Channel:
         self._group = weakref.ref(group)
         self.rank: int = group.rank()
         self.size: int = group.size()
-        self.device = _wire_device(group)
+        self.device = wire_device(group)
         self.roll_call = roll_call or roll_call_of(group)
         self._phase = phase
 
@@ -261,7 +261,7 @@ def _runs(tensors: list[Tensor], limit: int) -> Iterator[list[Tensor]]:
         yield run
 
 
-def _wire_device(group: dist.ProcessGroup) -> torch.device:
+def wire_device(group: dist.ProcessGroup) -> torch.device:
     """Where rows must lie for this group: the CPU if its backends reach it, else the current accelerator."""
     kinds = [device.type for device in getattr(group, "_device_types", ())] or ["cpu"]
     if "cpu" in kinds:
@@ -272,7 +272,7 @@ def _wire_device(group: dist.ProcessGroup) -> torch.device:
 def timeout_of(group: dist.ProcessGroup) -> timedelta:
     """The group's own timeout: torch offers no public way to read it."""
     try:
-        timeout: timedelta = group._get_backend(_wire_device(group)).options._timeout
+        timeout: timedelta = group._get_backend(wire_device(group)).options._timeout
     except (AttributeError, RuntimeError):
         return dist.default_pg_timeout
     return timeout

@@ -12,9 +12,12 @@ from dlion.layout import WORD, Bucket
 
 @dataclass(frozen=True)
 class Moment:
-    """When and where a ballot is written: `t` verdicts were applied before; `rank` in a group of `workers`."""
+    """When and where a ballot is written: `t` verdicts were applied before; `rank` in a group of `workers`.
 
-    t: int
+    t is an int; an i64[] for steps that are taken on the device.
+    """
+
+    t: Any
     rank: int
     workers: int = 1
 

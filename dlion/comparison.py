@@ -2,16 +2,19 @@
 
 import sys
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dlion import agreement
+from dlion.asking import Ask, Rows, row, told_to_all
 from dlion.channel import Channel
 from dlion.errors import AgreementError
 from dlion.header import NOBODY, Status
 from dlion.layout import local, named
-from dlion.ops.bits import checksum
+from dlion.ops.bits import half_checksum
 from dlion.quoting import one_line
 from dlion.replica import Replica
 from dlion.stats import Stats
@@ -36,10 +39,7 @@ WITHOUT_GRADIENTS = (
 
 def gathered(channel: Channel, numbers: list[int], stats: Stats) -> list[list[int]]:
     """Every worker's `numbers`, 63 bits each, in rank order; one call, counted as a check."""
-    row = torch.tensor(numbers, dtype=torch.int64, device=channel.device)
-    nbytes = row.numel() * row.element_size() * (channel.size - 1)
-    stats.checked(nbytes, nbytes)
-    rows: list[list[int]] = channel.all_gather(row).wait().tolist()
+    rows: list[list[int]] = told_to_all(channel, None, row(numbers, channel.device), stats).tolist()
     return rows
 
 
@@ -62,10 +62,11 @@ class Guard:
         channel: to the other workers; None for one worker alone.
         siblings: to the other ranks of this worker; None where there are none.
         stats: where the bytes are counted, as checks.
+        ask: how the others' hashes are heard.
     """
 
-    def __init__(self, channel: Channel | None, siblings: Channel | None, stats: Stats) -> None:
-        self._channel, self._siblings, self._stats = channel, siblings, stats
+    def __init__(self, channel: Channel | None, siblings: Channel | None, stats: Stats, ask: Ask) -> None:
+        self._channel, self._siblings, self._stats, self._ask = channel, siblings, stats, ask
         self._steps = 0
         self._seen: list[list[list[int]]] = []  # int[steps][workers][runs]
 
@@ -82,15 +83,19 @@ class Guard:
         if place >= GUARDED_STEPS or not replica.params:  # who trains nothing has nothing to send
             return
         runs = _runs(len(replica.params))
-        hashes = self._hashes(replica, runs)
+        self._steps += 1
+        own = self._hashes(replica, runs)
+        self._ask(self._channel, "comparing gradients", own, self._stats, partial(self._take, replica, runs, place, t))
+
+    def _take(self, replica: Replica, runs: list[range], place: int, t: int, hashes: Rows) -> None:
+        """Keep the hashes of all workers in a step, and say what is wrong after the last of a few."""
         if place == 0 or len(self._seen[0][0]) != len(hashes[0]):  # other parameters are trained now
             self._seen.clear()
         self._seen = [*self._seen[1 - GUARDED_STEPS :], hashes]  # t rests while nobody votes
-        self._steps += 1
         if self._siblings is not None and place == 0:
             self._compare_siblings(self._siblings, replica, t)
         if place == GUARDED_STEPS - 1 and len(self._seen) >= GUARDED_STEPS and (wrong := self._wrong(replica, runs)):
-            warnings.warn(wrong, stacklevel=9)  # whoever called step()
+            warnings.warn(wrong, stacklevel=12)  # whoever called step()
 
     def _compare_siblings(self, siblings: Channel, replica: Replica, t: int) -> None:
         """Each votes with those that hold the same shard, so nothing else compares them."""
@@ -101,15 +106,17 @@ class Guard:
                 reports = agreement.checked_reports(told(siblings, own, self._stats), siblings.ranks)
                 raise AgreementError(agreement.explain_hyper_parameters(reports, siblings.ranks, NOBODY))
 
-    def _hashes(self, replica: Replica, runs: list[range]) -> list[list[int]]:
-        """Of all workers, the gradients of each run."""
+    def _hashes(self, replica: Replica, runs: list[range]) -> Tensor:
+        """Of the gradients of each run, i64[runs]; one worker alone has nothing to compare."""
         grads = [[replica.params[slot].grad for slot in run] for run in runs]
         found = [[local(grad) for grad in run if grad is not None] for run in grads]
         if self._channel is None:
-            return [[0 if run else ORPHANED for run in found]]
-        own = [(checksum([] if replica.resting else run) >> 1) if run else ORPHANED for run in found]
-        with self._channel.during("comparing gradients"):
-            return gathered(self._channel, own, self._stats)
+            return row([0 if run else ORPHANED for run in found])
+        device = self._channel.device
+        orphaned = torch.full((), ORPHANED, device=device)
+        return torch.stack(
+            [half_checksum([] if replica.resting else run, device) if run else orphaned for run in found]
+        )
 
     def _wrong(self, replica: Replica, runs: list[range]) -> str | None:
         """What the steps that were seen say against the gradients."""

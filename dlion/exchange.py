@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlion import agreement
-from dlion.agreement_rates import AgreementRates
 from dlion.channel import Channel
+from dlion.checks import Checks
 from dlion.codecs import Moment
-from dlion.comparison import Guard, gathered, told
-from dlion.errors import AgreementError, NonFiniteGradientError
+from dlion.comparison import gathered, told
+from dlion.diagnosis import raise_at_start, raise_in_step
 from dlion.flight import Flight
 from dlion.header import NOBODY, BallotHeader, Status, VerdictHeader, worst
 from dlion.layout import Bucket, Layout, local
@@ -30,15 +30,16 @@ from dlion.survey import Survey
 from dlion.tallies import Tally
 from dlion.topology import Tally as Counting
 from dlion.topology import choose_topology
-from dlion.verification import Verification
 from dlion.voting import Voting, siblings, voting_groups, wait_for_all
+from dlion.waited import Waited
 
 APPLYING = ("lr", "weight_decay")  # the hyper-parameters that no ballot depends on
 
-Reading = tuple[Bucket, Tensor, VerdictHeader]
+Reading = tuple[Bucket, Tensor, Any]  # a verdict, and its header
+Decision = Reading  # a verdict to apply, and how many voted
 
 
-class Exchange:
+class Exchange(Waited):
     """The workers of one group as one optimizer sees them.
 
     Args:
@@ -87,9 +88,8 @@ class Exchange:
         self.topology = choose_topology(options.topology, self.voting, stats, words, wire.replicate)
         channel = self.voting.ballots if self.voting else None
         self.survey, self.flight, self.begun = Survey(channel, stats, phases), Flight(phases), False
-        self._guard = Guard(channel, siblings(trained(param_groups), options.timeout), stats)
-        self.verification = Verification(channel, options, stats, shared_state)
-        self._rates = AgreementRates(wire, self.workers)
+        others = channel, siblings(trained(param_groups), options.timeout), not self.topology.tallied_by_all
+        self.checks = Checks(*others, options, wire, stats, shared_state, self.workers, self.ask)
 
     def bind(self, param_groups: list[dict[str, Any]], state: Any) -> None:
         """Take up these parameters and this state; the layout that others know stays as agreed."""
@@ -112,9 +112,15 @@ class Exchange:
         """Read t and the hyper-parameters of the step that starts now; nothing to do where it has started."""
         if self.begun:
             return
-        self.t = int(self.param_groups[0]["t"])
+        self._read()
         if self.voting is not None:
             self.voting.ballots.roll_call.t = self.t
+        self._sent, self.moved = 0, False
+        self.replica.resting, self._why = False, Status.ABSTAIN
+        self.begun = True
+
+    def _read(self) -> None:
+        self.t = int(self.param_groups[0]["t"])
         self.moment = Moment(self.t, self.rank, self.workers)
         self.replica.hypers = agreement.hyper_parameters(self.param_groups, self.keys)
         self._announced = self.replica.hypers
@@ -122,9 +128,6 @@ class Exchange:
             # ballots may leave before step() says how verdicts are applied: compared is how they were the last time
             self._announced = [now | before for now, before in zip(self._announced, self._applied, strict=True)]
         self._hyper = agreement.hyper_fingerprint(self._announced)
-        self._sent = 0
-        self.replica.resting, self._why = False, Status.ABSTAIN
-        self.begun = True
 
     def settle(self) -> None:
         """Read what is needed only to apply verdicts: learning rates and weight decay, as they are in `step()`.
@@ -142,6 +145,19 @@ class Exchange:
         """The step is over, well or not."""
         self.begun = False
         self.flight.clear()
+
+    def close(self, counts: bool = True) -> None:
+        """Count a step that went well, and see now and then whether all workers are alike.
+
+        Args:
+            counts: False for a worker who has not applied its verdicts with the others.
+        Raises: AgreementError: parameters, or state that all share, differ.
+        """
+        self.stats.stepped(self.layout.numel, self.workers)
+        self.stats.skipped += not self.moved
+        for group in self.param_groups:
+            group["t"] = self.t + self.moved
+        self.checks.after(self.replica, self.t, self.moved, counts)
 
     def rest(self, why: Status = Status.ABSTAIN) -> None:
         """Take part in the step that has begun without a vote of one's own: every bucket must be abstained from.
@@ -162,7 +178,7 @@ class Exchange:
         while self._sent < len(self.order):
             yield self.order[self._sent]
 
-    def send(self, bucket: Bucket, planes: Tensor, finite: bool) -> None:
+    def send(self, bucket: Bucket, planes: Tensor, finite: Any) -> None:
         """Let the ballots of the next bucket leave.
 
         Args:
@@ -199,14 +215,19 @@ class Exchange:
             self.stats.abstentions += header.abstentions
         return consulted.bucket, verdict, header
 
-    def decide(self, readings: Iterator[Reading]) -> Iterable[Reading]:
+    def decide(self, readings: Iterator[Reading]) -> Iterator[Decision]:
         """The verdicts to apply: with `nonfinite="skip" | "raise"` all are in before the first parameter is written.
 
         Raises:
             NonFiniteGradientError: some worker's gradients are not finite, and the policy is "raise".
         """
-        if self.options.nonfinite == "abstain":
-            return readings
+        for bucket, verdict, header in readings if self.options.nonfinite == "abstain" else self._held(readings):
+            if header.voters:
+                self.moved = True
+                yield bucket, verdict, header.voters
+            del verdict  # or the next bucket's buffers come on top of it
+
+    def _held(self, readings: Iterator[Reading]) -> list[Reading]:
         held = list(readings)
         statuses = {header.status for _, _, header in held}
         if Status.RAISE in statuses:
@@ -230,21 +251,12 @@ class Exchange:
         finally:
             self.end()
 
-    def compare(self, moved: bool, counts: bool = True) -> None:
-        """After a step, now and then: were gradients averaged before, who agrees with whom, are all replicas equal?
-
-        Args:
-            moved: whether a verdict was applied. counts: False for a worker who has not applied it with the others.
-        Raises: AgreementError: parameters, or state that all share, differ.
-        """
-        self._guard.look(self.replica, self.t)
-        owners = self.voting.ballots if self.voting is not None and not self.topology.tallied_by_all else None
-        self._rates.close(self.t, owners, [self.stats])
-        if moved and self.verification.is_due(self.t + 1):
-            self.verification.compare(self.replica, self.t + 1, counts)
+    def terms(self) -> dict[str, Any]:
+        """What all workers must have chosen alike."""
+        return self.options.agreed(self.workers)
 
     def _fingerprint(self, param_groups: list[dict[str, Any]]) -> int:
-        return agreement.layout_fingerprint(param_groups, self.options.agreed(self.workers))
+        return agreement.layout_fingerprint(param_groups, self.terms())
 
     def _send(self, bucket: Bucket, planes: Tensor, status: Status) -> None:
         own = BallotHeader(status, bucket.number & 0xFFFF, self.t & NOBODY, self.fingerprint & NOBODY, self._hyper)
@@ -257,7 +269,7 @@ class Exchange:
 
     def tally(self, own: BallotHeader, bucket: Bucket, shard_words: int) -> Counting:
         """The counting of one bucket's ballots, of which this worker's has the header `own`."""
-        observer = self._rates.sample(bucket, self.t, len(self.layout.buckets))
+        observer = self.checks.sample(bucket, self.t, len(self.layout.buckets))
         return Tally(self.wire.count, own, bucket.first_word, shard_words, observer)
 
     def _agree(self, voting: Voting, shared: list[Tensor]) -> None:
@@ -266,35 +278,23 @@ class Exchange:
         voting.rounds[0] += 1
         wait_for_all(channel.group, f"dlion/agreement/{voting.rounds[0]}", self.options.timeout)
         parameters = checksum([local(param) for param in self.replica.params]) >> 1
-        layouts, replicas, states = zip(
-            *gathered(channel, [self.fingerprint, parameters, checksum(shared) >> 1], self.stats), strict=True
-        )
-        if len(set(layouts)) > 1:
-            said = agreement.explain_layouts(self._reports(channel, Status.OK), channel.ranks)
-            raise AgreementError(said or "the workers' layouts differ: use the same version of dlion everywhere")
-        if len(set(replicas)) > 1:
-            raise AgreementError(agreement.explain_parameters(replicas, channel.ranks))
-        if len(set(states)) > 1:
-            raise AgreementError(agreement.explain_state(self.options.method, states, channel.ranks))
+        told = gathered(channel, [self.fingerprint, parameters, checksum(shared) >> 1], self.stats)
+        raise_at_start(self.options.method, channel.ranks, told, lambda: self._reports(channel, Status.OK))
 
     def _diagnose(self, status: Status, own: Status, offender: int) -> None:
         """Find out together what is wrong, and raise it; return only if every worker announced a new layout."""
         if self.voting is None:
-            options, ranks = self.options.agreed(1), [0]
-            reports = [agreement.report(self.param_groups, options, self._announced, own)]
+            reports, ranks = [self._report(own)], [0]
         else:
             with self.voting.ballots.during("diagnosis"):
                 reports, ranks = self._reports(self.voting.ballots, own), self.voting.ballots.ranks
-        if status == Status.RAISE:
-            found = [said["not_finite"] for said in reports]
-            raise NonFiniteGradientError(agreement.explain_not_finite(found, ranks, self.t))
-        if status == Status.HYPERPARAMETERS_DIFFER:
-            raise AgreementError(agreement.explain_hyper_parameters(reports, ranks, offender))
-        if said := agreement.explain_layout_change(reports, ranks, self.t, self.options.overlap, offender):
-            raise AgreementError(said)
+        raise_in_step(status, offender, reports, ranks, self.t, self.options.overlap)
 
     def _reports(self, channel: Channel, status: Status) -> list[agreement.Report]:
-        own = agreement.report(self.param_groups, self.options.agreed(self.workers), self._announced, status)
+        return agreement.checked_reports(told(channel, self._report(status), self.stats), channel.ranks)
+
+    def _report(self, status: Status) -> agreement.Report:
+        own = agreement.report(self.param_groups, self.terms(), self._announced, status)
         if self.replica.resting:  # its gradients are not what this step is about
             own["not_finite"] = None
-        return agreement.checked_reports(told(channel, own, self.stats), channel.ranks)
+        return own

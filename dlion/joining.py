@@ -71,10 +71,10 @@ class Onlooker:
     def survey(self, replica: Replica, moment: Moment) -> Questions:
         return self.steps.survey(replica, moment)
 
-    def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
+    def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, Any]:
         return self.steps.ballot(replica, bucket, moment)
 
-    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: int, moment: Moment) -> None:
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: Any, moment: Moment) -> None:
         return
 
     def finish(self, replica: Replica) -> None:

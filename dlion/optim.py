@@ -1,6 +1,5 @@
 """The torch.optim.Optimizer contract, for any method."""
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -11,15 +10,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from dlion.errors import OverlapError
 from dlion.exchange import Exchange, Reading
 from dlion.header import Status
 from dlion.joining import Follower, Onlooker, announce
-from dlion.loading import momenta_kept
 from dlion.membership import Membership
-from dlion.methods import METHODS
-from dlion.ops import choose, operators
+from dlion.ops import choose
 from dlion.options import Options, check_group
+from dlion.own_state import OwnState
 from dlion.phases import Phases
 from dlion.pipeline import Steps
 from dlion.renewal import Renewal
@@ -30,7 +27,7 @@ from dlion.stats import Stats
 from dlion.untraced import tell_dynamo, untraced
 
 
-class Distributed(torch.optim.Optimizer, Follower):
+class Distributed(OwnState, Follower):
     """Data-parallel training by any method of `dlion.methods.METHODS`; gradients must be local, not averaged.
 
     Every worker builds it over the same parameters (wrap the model with `dlion.local_gradients` first) and calls
@@ -72,8 +69,12 @@ class Distributed(torch.optim.Optimizer, Follower):
         settings: hyper-parameters that only this method has (`keep=0.04` of "dgc"), its own defaults where left out.
             They live in `param_groups`, as lr does.
 
+    Lion's votes on an accelerator are steps that `step()` starts and does not wait for: what was wrong with one is
+    raised by the next `step()`, on all workers, and nothing was applied since. `param_groups` then hold t as a tensor,
+    and lr and weight decay may be tensors there.
+
     Attributes:
-        stats: `dlion.Stats`, what the exchange cost.
+        stats: `dlion.Stats`, what the exchange cost; to ask for it waits for steps under way.
         phases: seconds by phase, once `phases.start()` was called.
 
     Raises:
@@ -110,7 +111,7 @@ class Distributed(torch.optim.Optimizer, Follower):
         votes = (method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, overlap)
         self.options = Options.checked(*votes, timeout, verify_every, on_mismatch)
         self.asked_kernels = kernels
-        self.stats = Stats()
+        self._stats = Stats()
         self.phases = Phases()
         self.process_group = process_group
         self._attach()
@@ -164,18 +165,14 @@ class Distributed(torch.optim.Optimizer, Follower):
         """The step that has begun; `applied`: whether `steps` do with parameters what all others do."""
         try:
             exchange.survey.conduct(steps.survey(exchange.replica, exchange.moment))
-            moved = False
-            for bucket, verdict, header in exchange.decide(self._verdicts(exchange, steps)):
-                if header.voters:
-                    with self.phases("apply"):
-                        steps.apply(exchange.replica, bucket, verdict, header.voters, exchange.moment)
-                    moved = True
+            for bucket, verdict, voters in exchange.decide(self._verdicts(exchange, steps)):
+                with self.phases("apply"):
+                    steps.apply(exchange.replica, bucket, verdict, voters, exchange.moment)
                 del verdict  # or the next bucket's buffers come on top of it
             steps.finish(exchange.replica)
         finally:
             exchange.end()
-        self._advance(exchange, moved)
-        exchange.compare(moved, applied)
+        exchange.close(applied)
 
     def _verdicts(self, exchange: Exchange, steps: Steps) -> Iterator[Reading]:
         for bucket in exchange.unsent():  # with overlap, what backward did not bring
@@ -195,12 +192,6 @@ class Distributed(torch.optim.Optimizer, Follower):
             return False
         self.rule.allocate(Replica(self.param_groups, self.state))
         return True
-
-    def _advance(self, exchange: Exchange, moved: bool) -> None:
-        self.stats.stepped(exchange.layout.numel, exchange.workers)
-        self.stats.skipped += not moved
-        for group in self.param_groups:
-            group["t"] = exchange.t + moved
 
     @untraced
     @torch.no_grad()
@@ -226,7 +217,19 @@ class Distributed(torch.optim.Optimizer, Follower):
             AgreementError: they differ. OverlapError: ballots of a step have left.
         """
         exchange = self._renewal.between_steps()
-        return exchange.verification.compare(exchange.replica, int(self.param_groups[0]["t"]))
+        return exchange.checks.verification.compare(exchange.replica, int(self.param_groups[0]["t"]))
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Raise now what the next `step()` would raise of steps so far; all workers call it, between two steps.
+
+        On an accelerator steps are started and not waited for. Call it after the last one, and between replays of a
+        graph that `step()` was captured in: no step is applied after one that went wrong, and nothing else says so.
+
+        Raises:
+            AgreementError, NonFiniteGradientError.
+        """
+        self._renewal.look()
 
     def accumulate(self) -> AbstractContextManager[None]:
         """For every backward pass but the last of a step, with `overlap=True`; without, nothing needs holding back."""
@@ -261,40 +264,8 @@ class Distributed(torch.optim.Optimizer, Follower):
             self.param_groups.pop()
             raise
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load this worker's own state; momentum keeps its dtype, whatever the parameter's is.
-
-        Raises:
-            ValueError: a momentum has another shape than its parameter. OverlapError: ballots of a step have left.
-        """
-        if self._renewal.begun is not None:
-            raise OverlapError("a state was loaded after ballots had left, with overlap=True: load it before backward")
-        with momenta_kept(self, self.rule.kept, self.rule.thin, self.rule.momentum_dtype):
-            super().load_state_dict(state_dict)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "method" in state:  # an unpickled or copied optimizer; load_state_dict keeps what it had agreed
-            self._attach()
-        for group in self.param_groups:
-            for name, value in {**self.defaults, "t": 0}.items():
-                group.setdefault(name, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        mine = ("method", "options", "asked_kernels", "stats", "phases", "membership")
-        return super().__getstate__() | {name: getattr(self, name) for name in mine}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Distributed":
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        twin.membership = Membership(self.membership.given, self.membership.lost)
-        return twin
-
     def _attach(self) -> None:
-        """What is made anew in every process, and never pickled."""
-        kernels = operators(self.asked_kernels)
-        self.rule = METHODS[self.method].rule(kernels, self.options.rounding, self.options.momentum_dtype)
+        super()._attach()
         self._renewal = Renewal(self)
         Follower.__init__(self)
         tell_dynamo()

@@ -52,11 +52,14 @@ class Steps(Protocol):
     def survey(self, replica: Replica, moment: Moment) -> Questions:
         """What must be known of all workers before the step's first ballot; most methods ask nothing."""
 
-    def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, bool]:
-        """The bucket's ballot T[planes, n], and whether the gradients were finite. Moves local state."""
+    def ballot(self, replica: Replica, bucket: Bucket, moment: Moment) -> tuple[Tensor, Any]:
+        """The bucket's ballot T[planes, n], and whether the gradients were finite, which only the exchange asks.
 
-    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: int, moment: Moment) -> None:
-        """Do with the parameters what `voters` workers decided: T[planes, n]."""
+        Moves local state.
+        """
+
+    def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: Any, moment: Moment) -> None:
+        """Do with the parameters what `voters` workers decided: T[planes, n]; they are as the exchange says them."""
 
     def finish(self, replica: Replica) -> None:
         """Called once when every bucket of the step has been applied."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from dlion import apart
+from dlion.channel import wire_device
 from dlion.errors import OverlapError
 from dlion.exchange import Exchange
 from dlion.layout import layout_key
@@ -14,7 +15,11 @@ from dlion.methods import METHODS, Choices
 from dlion.options import check_parameters
 from dlion.overlap import Overlap
 from dlion.pipeline import Steps
+from dlion.resident.choice import kernels_for, resides
+from dlion.resident.exchange import ResidentExchange
+from dlion.resident.lion import ResidentLion
 from dlion.roll_call import roll_call_of
+from dlion.rules import Lion
 from dlion.sharding import check_shards, trained
 
 if TYPE_CHECKING:
@@ -53,6 +58,7 @@ class Renewal:
             if begun is not None:
                 self._overlap.check(begun)
             self._overlap.reset()
+        self._hear()
         self._exchange = begun or self._current() or self._renewed()
         self._exchange.begin()
         self._exchange.settle()
@@ -72,12 +78,38 @@ class Renewal:
         """
         if self.begun is not None:
             raise OverlapError("replicas cannot be compared after ballots have left, with overlap=True: do it before")
+        self.look()
         self._exchange = self._current() or self._renewed()
         return self._exchange
+
+    def look(self) -> None:
+        """Hear what became of the steps so far, and raise what was wrong with one."""
+        self._hear(now=True)
+
+    def count(self) -> None:
+        """Bring what was counted in the steps so far into the statistics."""
+        if self._exchange is not None:
+            self._exchange.count()
+
+    def refuse_trouble(self) -> None:
+        """Raise an error where a step was refused that nobody has heard of."""
+        if self._exchange is not None:
+            self._exchange.refuse_trouble()
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Inside, no ballot leaves during backward."""
         return self._overlap.accumulate() if self._overlap is not None else nullcontext()
+
+    def _hear(self, now: bool = False) -> None:
+        """What became of steps that were started and not waited for; with other workers it cannot be talked over."""
+        exchange = self._exchange
+        if exchange is None:
+            return
+        if exchange.serves(self._group()):
+            exchange.look(now)
+        else:
+            exchange.count()
+            exchange.refuse_trouble()
 
     @property
     def _optimizer(self) -> "Distributed":
@@ -124,13 +156,23 @@ class Renewal:
     def _agreed(self, group: dist.ProcessGroup | None) -> Exchange:
         optimizer, workers = self._optimizer, group.size() if group is not None else 1
         o, rule = optimizer.options, optimizer.rule
-        choices = Choices(optimizer.chosen_kernels()[1], workers, o.ties, o.zeros, o.rounding)
-        self._steps = METHODS[optimizer.method].steps(rule, choices)
+        name, kernels = optimizer.chosen_kernels()
+        choices = Choices(kernels, workers, o.ties, o.zeros, o.rounding)
+        method = METHODS[optimizer.method]
+        kind: type[Exchange] = Exchange
+        wire = wire_device(group) if group is not None and workers > 1 else None
+        params = [param for _, param in trained(optimizer.param_groups)]
+        self._steps = method.steps(rule, choices)
+        if resides(method.fused, o.overlap, params, wire):
+            assert isinstance(rule, Lion)
+            kind = ResidentExchange
+            how = (choices.said_zeros, choices.rounding, rule.betas)
+            self._steps = ResidentLion(kernels_for(name), self._steps.wire, *how)
         # not optimizer.defaults: torch adds a key to it when a state dict is loaded, which may happen on some workers
         keys = (*rule.defaults(), "weight_decay", "maximize")
         told = (optimizer.param_groups, keys, optimizer.state, optimizer.stats, optimizer.phases, rule.shared_state)
         # with an owner: buckets of several optimizers would mix
-        return Exchange(group, self._overlap, o, self._steps.wire, *told)
+        return kind(group, self._overlap, o, self._steps.wire, *told)
 
     def _group(self) -> dist.ProcessGroup | None:
         optimizer, exchange = self._optimizer, self._exchange

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -135,10 +135,10 @@ class Observer(Protocol):
     """Looks at ballots and their verdict while they are there.
 
     Attributes:
-        voters: the ranks of the ballots that come, in their order.
+        voters: the ranks of the ballots that come, in their order; or bool[workers], where those of all come.
     """
 
-    voters: list[int]
+    voters: Any
 
     def take(self, ballots: Tensor, verdict: Tensor, first: int) -> None:
         """T[voters, planes, n] and T[planes, n] of a shard that starts at word `first` of its bucket."""
@@ -172,10 +172,12 @@ class Tally:
             self.observer.voters = voters
         return verdict.encode().to(headers.device), voters
 
-    def count(self, ballots: Tensor, shard: int) -> Tensor:
+    def count(self, ballots: Tensor, voters: list[int], shard: int) -> Tensor:
         width = ballots.shape[1]
-        if not len(ballots):
+        if not voters:
             return ballots.new_zeros(self.width(width))
+        if len(voters) < len(ballots):
+            ballots = ballots[voters]
         planes = ballots.view(len(ballots), self.counting.ballot_planes, width // self.counting.ballot_planes)
         first_word = self.first_word + shard * self.shard_words
         verdict = self.counting(planes, first_word, self.own.t)

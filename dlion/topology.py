@@ -52,11 +52,11 @@ class Tally(Protocol):
     def verdict_planes(self) -> int:
         """Planes of a verdict."""
 
-    def judge(self, headers: Tensor) -> tuple[Tensor, list[int]]:
-        """i64[workers, 2] -> the verdict's header i64[2], and the ranks whose ballots count."""
+    def judge(self, headers: Tensor) -> tuple[Tensor, Any]:
+        """i64[workers, 2] -> the verdict's header i64[2], and whose ballots count, in a form that `count` knows."""
 
-    def count(self, ballots: Tensor, shard: int) -> Tensor:
-        """T[voters, width] -> T[width']: the ballots of one shard that count, to its verdict."""
+    def count(self, ballots: Tensor, voters: Any, shard: int) -> Tensor:
+        """T[workers, width] -> T[width']: the ballots of one shard to its verdict; `voters` are `judge`'s."""
 
     def width(self, ballot_width: int) -> int:
         """Length of the verdict that answers ballots of this length."""
@@ -94,7 +94,7 @@ class Solo:
 
     def consult(self, header: Tensor, planes: Tensor, tally: Tally) -> Consultation:
         verdict, voters = tally.judge(header[None])
-        counted = tally.count(planes.reshape(1, -1)[voters], 0)
+        counted = tally.count(planes.reshape(1, -1), voters, 0)
         return verdict[None], counted.view(tally.verdict_planes, -1)
         yield  # a generator, though there is nothing to wait for
 
@@ -204,7 +204,7 @@ def _tallied(rows: Tensor, tally: Tally, shard: int) -> tuple[Tensor, Tensor]:
     """The header and the words of a shard's verdict."""
     headers, ballots = _parted(rows)
     header, voters = tally.judge(headers)
-    return header, tally.count(ballots if len(voters) == len(rows) else ballots[voters], shard)
+    return header, tally.count(ballots, voters, shard)
 
 
 def _row(header: Tensor, verdict: Tensor) -> Tensor:

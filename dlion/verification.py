@@ -4,19 +4,22 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from dlion.asking import Ask, Rows, at_once
 from dlion.channel import Channel, nbytes
-from dlion.comparison import gathered, told
+from dlion.comparison import told
 from dlion.errors import AgreementError
 from dlion.header import majority_value
 from dlion.layout import local, named
-from dlion.ops.bits import checksum
+from dlion.ops.bits import checksum, half_checksum
 from dlion.options import Options
 from dlion.replica import Replica
 from dlion.stats import Stats
 
 SHOWN = 4  # ranks that an error describes
+PHASE = "verification"
 
 Fact = tuple[str, list[int], str, int]  # of one tensor: what it is, shape, dtype, checksum
 
@@ -41,12 +44,13 @@ class Verification:
         """Whether the options ask for a comparison after `t` applied verdicts, a number that all workers share."""
         return self._options.verify_every > 0 and t % self._options.verify_every == 0
 
-    def compare(self, replica: Replica, t: int, counts: bool = True) -> list[int]:
+    def compare(self, replica: Replica, t: int, counts: bool = True, ask: Ask = at_once) -> list[int]:
         """Find out whether all workers hold the same; a collective call.
 
         Args:
             t: verdicts applied so far, for the error's sake.
             counts: False for a worker who takes part without having applied what the others have.
+            ask: how the others' checksums are heard; where that is later, errors and repairs come later too.
 
         Returns:
             The ranks, in the default process group, that were mended; none where all were equal.
@@ -57,19 +61,30 @@ class Verification:
         """
         if self._channel is None:
             return []
-        with self._channel.during("verification"):
-            tensors = [local(param) for param in replica.params]
-            shared = self._shared_state(replica)
-            mine = [checksum(tensors) >> 1, checksum(shared) >> 1, int(counts)]
-            rows = [tuple(row) for row in gathered(self._channel, mine, self._stats)]
-            self._stats.checks += 1
-            counted = [row for row in rows if row[2]]
-            if len(set(counted)) <= 1:
-                return []
-            common = majority_value(counted)
-            strict = 2 * counted.count(common) > len(counted)
-            different = [rank for rank, row in enumerate(rows) if row[2] and row != common]
-            return self._settle(replica, t, tensors + shared, rows.index(common), different, strict)
+        mended: list[int] = []
+        device = self._channel.device
+        tensors, shared = [local(param) for param in replica.params], self._shared_state(replica)
+        sums = [half_checksum(each, device) for each in (tensors, shared)]
+        mine = torch.stack([*sums, torch.full((), int(counts), device=device)])
+
+        def judge(told: Rows) -> None:
+            mended.extend(self._judged(replica, t, tensors + shared, [tuple(row) for row in told]))
+
+        ask(self._channel, PHASE, mine, self._stats, judge)
+        return mended
+
+    def _judged(self, replica: Replica, t: int, tensors: list[Tensor], rows: list[tuple[int, ...]]) -> list[int]:
+        """What `compare` does with all workers' checksums, each with whether it counts."""
+        assert self._channel is not None
+        self._stats.checks += 1
+        counted = [row for row in rows if row[2]]
+        if len(set(counted)) <= 1:
+            return []
+        common = majority_value(counted)
+        strict = 2 * counted.count(common) > len(counted)
+        different = [rank for rank, row in enumerate(rows) if row[2] and row != common]
+        with self._channel.during(PHASE):
+            return self._settle(replica, t, tensors, rows.index(common), different, strict)
 
     def _settle(
         self, replica: Replica, t: int, tensors: list[Tensor], source: int, different: list[int], strict: bool
@@ -98,7 +113,7 @@ class Verification:
         size = sum(map(nbytes, wrong))
         self._stats.checked(*((size, 0) if self._channel.rank == source else (0, size)))
         self._stats.repairs += len(different)
-        warnings.warn(f"{text}; they took the values of rank {ranks[source]}", stacklevel=10)
+        warnings.warn(f"{text}; they took the values of rank {ranks[source]}", stacklevel=14)
         return [ranks[rank] for rank in different]
 
 

@@ -41,6 +41,9 @@ PRIVATE_TORCH: dict[str, dict[str, str]] = {
     "tests/test_memory.py": {
         "torch.utils._python_dispatch.TorchDispatchMode": "the only way to see every tensor that a step makes"
     },
+    "tests/unread.py": {
+        "torch.utils._python_dispatch.TorchDispatchMode": "the only way to see every question to a tensor"
+    },
 }
 # file -> why it is better whole.
 LONG_FILES: dict[str, str] = {}

@@ -188,7 +188,7 @@ def test_absent_workers_are_as_if_they_were_not_there(
     tally = Tally(counting, BallotHeader(Status.OK, 0, 5, 1, 2), first_word=11, shard_words=2)
     _, voters = tally.judge(torch.stack([header.encode() for header in headers]))
     assert voters == [rank for rank in range(9) if present[rank]]
-    verdict = tally.count(rows[voters], shard)
+    verdict = tally.count(rows, voters, shard)
     if not voters:
         assert not verdict.any() and len(verdict) == 2 * counting.verdict_planes
         return

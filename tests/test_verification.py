@@ -211,7 +211,7 @@ def test_who_takes_part_without_counting_is_not_compared() -> None:
     def work(rank: int, group: dist.ProcessGroup) -> list[int]:
         _, opt = trained(rank, group, 2, {1: 1})
         exchange = opt._renewal.between_steps()
-        return exchange.verification.compare(exchange.replica, 2, counts=rank != 1)
+        return exchange.checks.verification.compare(exchange.replica, 2, counts=rank != 1)
 
     assert succeed(world(2, work)) == [[], []]
 

@@ -87,6 +87,7 @@ def save(
     about = Manifest(optimizer.method, crew.size, int(optimizer.param_groups[0]["t"]), order.notes, {})
     try:
         check_between_steps(optimizer, "saved")
+        optimizer._renewal.refuse_trouble()
         put_back_shards(model)
         parts = [_part(model, optimizer, crew, worker, extra, asynchronous) for worker in crew.here]
         if crew.leads:

@@ -75,7 +75,7 @@ def holdings_of(model: nn.Module, optimizer: Distributed, rank: int, extra: Any)
                 own[f"own/{key}/{names[param]}"] = value.detach()
     groups = [
         {key: value for key, value in group.items() if key not in ("params", "param_names")}
-        | {"names": [names[param] for param in group["params"]]}
+        | {"t": int(group["t"]), "names": [names[param] for param in group["params"]]}
         for group in optimizer.param_groups
     ]
     stats = optimizer.stats_of(rank) if isinstance(optimizer, Simulation) else optimizer.stats

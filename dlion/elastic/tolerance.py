@@ -37,8 +37,8 @@ class TolerantTally:
             self._tally.observer.voters = voters
         return verdict.encode().to(headers.device), voters
 
-    def count(self, ballots: Tensor, shard: int) -> Tensor:
-        return self._tally.count(ballots, shard)
+    def count(self, ballots: Tensor, voters: list[int], shard: int) -> Tensor:
+        return self._tally.count(ballots, voters, shard)
 
     def width(self, ballot_width: int) -> int:
         return self._tally.width(ballot_width)

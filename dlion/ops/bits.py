@@ -7,6 +7,8 @@ GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 MASK = 2**64 - 1
 
+Whole = int | Tensor  # a whole number, or i64[] of one that lies on a device and is not known here
+
 
 def pack(bits: Tensor) -> Tensor:
     """bool[64*words] -> i64[words], element 64*w + j in bit j of word w."""
@@ -53,25 +55,15 @@ def count(rows: Tensor) -> list[Tensor]:
     return planes
 
 
-def exceeds(planes: list[Tensor], threshold: int) -> Tensor:
-    """Bits set where the number in `planes` is greater than `threshold`."""
+def split(planes: list[Tensor], value: Whole) -> tuple[Tensor, Tensor]:
+    """Bits set where the number in `planes` is greater than `value`, and where it is `value`."""
     more = torch.zeros_like(planes[0])
     equal = ~more
     for k in reversed(range(len(planes))):
-        if threshold >> k & 1:
-            equal = equal & planes[k]
-        else:
-            more = more | (equal & planes[k])
-            equal = equal & ~planes[k]
-    return more
-
-
-def equals(planes: list[Tensor], value: int) -> Tensor:
-    """Bits set where the number in `planes` is `value`."""
-    equal = ~torch.zeros_like(planes[0])
-    for k, plane in enumerate(planes):
-        equal = equal & (plane if value >> k & 1 else ~plane)
-    return equal
+        differs = planes[k] ^ -(value >> k & 1)  # the bit of the value, in every place of a word
+        more = more | (equal & planes[k] & differs)
+        equal = equal & ~differs
+    return more, equal
 
 
 def less_or_more(a: list[Tensor], b: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -85,16 +77,20 @@ def less_or_more(a: list[Tensor], b: list[Tensor]) -> tuple[Tensor, Tensor]:
     return less, more
 
 
-def mix64(a: int, word: Tensor | int, r: Tensor | int) -> Tensor:
+def mix64(a: Whole, word: Whole, r: Whole) -> Tensor:
     """A 64-bit hash of (a, word, r), of each number where one is a tensor: three rounds of the splitmix64 finaliser."""
-    start = _finalise_int((a + GOLDEN) & MASK)
-    if isinstance(word, int):
-        # a default device of the user's would take what names none
-        x = torch.tensor(_signed(_finalise_int(((start ^ word & MASK) + GOLDEN) & MASK)), device="cpu")
-    else:
-        x = _finalise((word ^ _signed(start)) + _signed(GOLDEN))
-    last = _signed(r & MASK) if isinstance(r, int) else r
-    return _finalise((x ^ last) + _signed(GOLDEN))
+    x = _mixed(_mixed(_mixed(0, a), word), r)
+    # a default device of the user's would take what names none
+    return x if isinstance(x, Tensor) else torch.tensor(x, device="cpu")
+
+
+def _mixed(before: Whole, number: Whole) -> Whole:
+    """One round; whole numbers are signed, as in an int64."""
+    if isinstance(number, int) and isinstance(before, int):
+        return _signed(_finalise_int(((before ^ number) + GOLDEN) & MASK))
+    number = _signed(number & MASK) if isinstance(number, int) else number
+    mixed: Tensor = (before ^ number) + _signed(GOLDEN)  # type: ignore[assignment]
+    return _finalise(mixed)
 
 
 COLUMNS = 61  # of the sums in `digest`; a prime, so that rows which change places rarely end in the same columns
@@ -117,11 +113,24 @@ def checksum(tensors: list[Tensor]) -> int:
 
     By the compiled kernel where there is one, whatever kernels an optimizer takes: both give the same number.
     """
+    return sum(map(int, _hashes(tensors).values())) & MASK
+
+
+def half_checksum(tensors: list[Tensor], device: torch.device) -> Tensor:
+    """The upper 63 bits of `checksum`, i64[] on `device`: nobody waits for it."""
+    total = torch.zeros((), dtype=torch.int64, device=device)
+    for each in _hashes(tensors).values():
+        total = total + each.to(device)
+    return _shifted(total, 1)
+
+
+def _hashes(tensors: list[Tensor]) -> dict[torch.device, Tensor]:
+    """The sum of `hashed` over the tensors on each device."""
     totals: dict[torch.device, Tensor] = {}
     for number, tensor in enumerate(tensors):
         mixed = torch.ops.dlion.hashed(tensor.detach(), number)
         totals[mixed.device] = totals[mixed.device] + mixed if mixed.device in totals else mixed
-    return sum(int(total) for total in totals.values()) & MASK
+    return totals
 
 
 def hashed(tensor: Tensor, number: int) -> Tensor:

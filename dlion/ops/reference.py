@@ -2,13 +2,16 @@
 
 Words are int64 tensors: bit j of word w is element 64*w + j of the flat layout. Products and sums are separate
 operations, each rounded, because fused multiply-add differs between processors and replicas must agree to the bit.
+
+Where `t` may be an i64[], it lies on the device and Python never reads it. Nor is torch.where given plain numbers,
+which it sends to the device and waits for.
 """
 
 import torch
 from torch import Tensor
 
 from dlion.ops.arguments import ballot_planes, check_pieces, check_rounding, check_tables
-from dlion.ops.bits import count, equals, exceeds, less_or_more, levels, mix64, pack
+from dlion.ops.bits import Whole, count, less_or_more, levels, mix64, pack, split
 from dlion.ops.bits import hashed as hashed  # an operator like those below
 
 # In the middle of a hash stands a word for zeros of a ballot, the complement of a seed for parameters, and this plus
@@ -19,7 +22,7 @@ SMALLEST_MOMENTUM = 2.0**-126  # below it a float32 is denormal, and denormals m
 
 
 def lion_message(
-    grad: Tensor, momentum: Tensor, beta1: float, beta2: float, first_word: int, t: int, rank: int
+    grad: Tensor, momentum: Tensor, beta1: float, beta2: float, first_word: int, t: Whole, rank: int
 ) -> tuple[Tensor, Tensor]:
     """Lion's message, and the momentum moved in place (arXiv 2404.00438, Algorithm 1).
 
@@ -40,7 +43,7 @@ def lion_message(
     message = m * beta1 + g * (1 - beta1)
     finite = message.isfinite()  # neither a gradient nor a loaded momentum that is not may become a vote
     moved = m * beta2 + g * (1 - beta2)
-    moved = torch.where(moved.abs() < SMALLEST_MOMENTUM, 0.0, moved)
+    moved = moved.masked_fill(moved.abs() < SMALLEST_MOMENTUM, 0.0)
     fine = finite
     if momentum.dtype == torch.bfloat16:
         moved = round_stochastic(moved.reshape(-1), momentum.dtype, first_word, t, MOMENTUM_KEYS + rank).view(
@@ -48,10 +51,10 @@ def lion_message(
         )
         fine = finite & moved.isfinite()
     momentum.copy_(torch.where(fine, moved, momentum))
-    return torch.where(finite, message, 0.0), finite.all()
+    return message.masked_fill(~finite, 0.0), finite.all()
 
 
-def pack_signs(message: Tensor, first_word: int, t: int, rank: int) -> Tensor:
+def pack_signs(message: Tensor, first_word: int, t: Whole, rank: int) -> Tensor:
     """One bit per element: 1 for positive; an exact zero takes its bit from a hash that the next step complements.
 
     Args:
@@ -63,9 +66,7 @@ def pack_signs(message: Tensor, first_word: int, t: int, rank: int) -> Tensor:
         i64[words].
     """
     words = torch.arange(first_word, first_word + message.numel() // 64, device=message.device)
-    noise = mix64(t // 2, words, rank)
-    if t % 2:
-        noise = ~noise
+    noise = mix64(t // 2, words, rank) ^ -(t % 2)
     return pack(message > 0) | (pack(message == 0) & noise)
 
 
@@ -88,15 +89,15 @@ def tally_majority(ballots: Tensor, first_word: int, t: int, ties: str) -> Tenso
     """
     voters = ballots.shape[0]
     planes = count(ballots)
-    won = exceeds(planes, voters // 2)
+    won, tied = split(planes, voters // 2)
     if voters % 2:
         return won
     words = torch.arange(first_word, first_word + ballots.shape[1], device=ballots.device)
     if ties == "rotate":
         decider = ballots.gather(0, ((t // 2 + words) % voters)[None])[0]
     else:
-        decider = _alternating(words, t)
-    return won | (equals(planes, voters // 2) & decider)
+        decider = alternating(words, t)
+    return won | (tied & decider)
 
 
 def tally_majority_ternary(ballots: Tensor, first_word: int, t: int, ties: str) -> Tensor:
@@ -123,20 +124,20 @@ def tally_majority_ternary(ballots: Tensor, first_word: int, t: int, ties: str) 
         decider |= positive.gather(0, row)[0] & ~somebody
         somebody |= nonzero.gather(0, row)[0]
     if ties == "alternate":
-        decider = _alternating(words, t) & somebody
+        decider = alternating(words, t) & somebody
     return torch.stack([~tied | somebody, more | (tied & decider)])
 
 
 def tally_count(ballots: Tensor, planes: int) -> Tensor:
     """i64[voters, words] -> i64[planes, words]: how many voted +1, as a binary number in bit planes, lowest first."""
-    return _padded(count(ballots), planes, ballots[0])
+    return padded(count(ballots), planes)
 
 
 def tally_count_ternary(ballots: Tensor, planes: int) -> Tensor:
     """i64[voters, 2, words] -> i64[planes, words]: sum of the votes plus the number of voters, lowest bit first."""
     nonzero, positive = ballots[:, 0], ballots[:, 1]
     addends = torch.cat([positive, positive, ~nonzero])  # a vote plus one: +1 -> 2, 0 -> 1, -1 -> 0
-    return _padded(count(addends), planes, ballots[0, 0])
+    return padded(count(addends), planes)
 
 
 def ballot(
@@ -149,7 +150,7 @@ def ballot(
     beta2s: list[float],
     negate: list[bool],
     first_word: int,
-    t: int,
+    t: Whole,
     rank: int,
     zeros: str,
 ) -> tuple[Tensor, Tensor]:
@@ -230,13 +231,14 @@ def apply(
     for param, offset, group in zip(params, offsets, groups, strict=True):
         flat = param.reshape(-1)
         first, last = offset // 64, offset // 64 + -(-flat.numel() // 64)
-        moved = _moved(flat, planes[:, first:last].to(flat.device), tables[group * steps :][:steps], decays[group])
+        table = torch.tensor(tables[group * steps :][:steps], dtype=torch.float64, device="cpu").to(flat.device)
+        moved = stepped(flat, planes[:, first:last].to(flat.device), table, decays[group])
         if rounding == "stochastic":
             moved = round_stochastic(moved, param.dtype, first_word + first, t, ~seed)
         param.copy_(moved.view(param.shape))
 
 
-def round_stochastic(values: Tensor, dtype: torch.dtype, first_word: int, t: int, key: int) -> Tensor:
+def round_stochastic(values: Tensor, dtype: torch.dtype, first_word: int, t: Whole, key: int) -> Tensor:
     """f32[n] -> dtype[n]: up or down with the odds of the distance, so that small updates survive on average.
 
     Element e of the layout takes 16 bits, lane `e % 4` of `mix64(t//2, key, e//4)`, complemented when t is odd, so
@@ -248,9 +250,8 @@ def round_stochastic(values: Tensor, dtype: torch.dtype, first_word: int, t: int
     if dtype not in (torch.bfloat16, torch.float16):
         return values
     quads = torch.arange(first_word * 16, first_word * 16 + -(-values.numel() // 4), device=values.device)
-    noise = mix64(t // 2, key, quads)
-    noise = ~noise if t % 2 else noise
-    random = (noise[:, None] >> torch.tensor([0, 16, 32, 48], device=noise.device)) & 0xFFFF
+    noise = mix64(t // 2, key, quads) ^ -(t % 2)
+    random = (noise[:, None] >> torch.arange(0, 64, 16, device=noise.device)) & 0xFFFF
     pattern = values.view(torch.int32).long() & 0xFFFFFFFF
     r = random.view(-1)[: values.numel()]
     if dtype == torch.bfloat16:
@@ -265,17 +266,22 @@ def round_stochastic(values: Tensor, dtype: torch.dtype, first_word: int, t: int
     return torch.where(fine, bits.to(torch.int16).view(dtype), values.to(dtype))
 
 
-def _moved(param: Tensor, planes: Tensor, table: list[float], decay: float) -> Tensor:
-    """`p*decay - table[level]`, float64 for float64 parameters, else float32."""
+def stepped(param: Tensor, planes: Tensor, table: Tensor, decay: float | Tensor) -> Tensor:
+    """`p*decay - table[level]`, float64 for float64 parameters, else float32: of a flat piece, f[n].
+
+    Args:
+        table: f64[2**k]. decay: also f64[]. Both are rounded once to the dtype computed in.
+    """
     wide = param if param.dtype == torch.float64 else param.float()
-    steps = torch.tensor(table, dtype=torch.float64, device="cpu").to(device=wide.device, dtype=wide.dtype)
-    step = steps.index_select(0, levels(planes)[: param.numel()])
-    return wide * decay - step
+    step = table.to(wide.dtype).index_select(0, levels(planes)[: param.numel()])
+    return wide * (decay.to(wide.dtype) if isinstance(decay, Tensor) else decay) - step
 
 
-def _alternating(words: Tensor, t: int) -> Tensor:
-    return torch.where((words + t) % 2 == 0, -1, 0)
+def alternating(words: Tensor, t: Whole) -> Tensor:
+    """All bits of every second word and step."""
+    return -((words + t) % 2 == 0).long()
 
 
-def _padded(counted: list[Tensor], planes: int, like: Tensor) -> Tensor:
-    return torch.stack(counted[:planes] + [torch.zeros_like(like)] * (planes - len(counted)))
+def padded(counted: list[Tensor], planes: int) -> Tensor:
+    """The lowest planes of a count, i64[planes, words], with zeros for those that it does not need."""
+    return torch.stack(counted[:planes] + [torch.zeros_like(counted[0])] * (planes - len(counted)))

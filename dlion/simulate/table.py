@@ -109,9 +109,9 @@ class SharedTally:
             self._judged = self._tally.judge(headers)
         return self._judged
 
-    def count(self, ballots: Tensor, shard: int) -> Tensor:
+    def count(self, ballots: Tensor, voters: list[int], shard: int) -> Tensor:
         if shard not in self._counted:
-            self._counted[shard] = self._tally.count(ballots, shard)
+            self._counted[shard] = self._tally.count(ballots, voters, shard)
         return self._counted[shard]
 
     def width(self, ballot_width: int) -> int:

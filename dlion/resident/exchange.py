@@ -1,0 +1,215 @@
+"""An exchange whose host starts steps and hears of each when the next one begins."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlion import agreement
+from dlion.codecs import Moment
+from dlion.errors import AgreementError, NonFiniteGradientError
+from dlion.exchange import Decision, Exchange, Reading
+from dlion.header import NOBODY, Status
+from dlion.layout import Bucket, local, named
+from dlion.resident import headers
+from dlion.resident.choice import is_captured
+from dlion.resident.later import Later
+from dlion.resident.ledger import Entries, Ledger
+from dlion.resident.scalars import first_not_finite, scalars
+from dlion.resident.tally import ResidentTally
+
+ON_DEVICE = {"steps": "on the device"}  # all workers must take them there: an error reaches them a step later
+
+
+class ResidentExchange(Exchange):
+    """The workers of one group, as an optimizer sees them whose parameters and rows lie on one accelerator.
+
+    Headers are written and judged there, and a ledger there keeps t, the counts and the first trouble; after trouble no
+    step writes parameters. `look` reads what the ledger was after the step before, never of the one that has just been
+    started: all workers look at the same step, so that they can find out together what was wrong.
+    """
+
+    _slot = -1  # see `Entries`
+
+    def __init__(self, *args: Any) -> None:
+        self.ask = self._later = Later()
+        super().__init__(*args)
+        self.device = local(self.replica.params[0]).device
+        self.t = int(self.param_groups[0]["t"])
+        self.ledger = Ledger(self.t, self.device)
+        self._counted = self.ledger.now()
+        self._unheard = self._replayed = False
+        self._counts = True
+
+    def terms(self) -> dict[str, Any]:
+        return super().terms() | ON_DEVICE
+
+    def look(self, now: bool = False) -> None:
+        """Hear of the last step, if there was one, and then compare what is due after it: collective calls.
+
+        Args:
+            now: also wait for what a graph has done since.
+
+        Raises:
+            AgreementError, NonFiniteGradientError: as `receive` and `decide` on the host, a step later.
+        """
+        if is_captured(self.device):
+            self._refuse_capture()
+            self._replayed = True  # and nobody will say how often
+            return
+        if not (self._unheard or now or self._replayed):
+            return
+        self._later.deliver()
+        found = self.ledger.now() if now or self._replayed else self.ledger.heard()
+        ended, self._unheard = self._unheard, False
+        self._count(found)
+        before, self.t = self.t, found.t
+        if found.status != Status.OK:
+            self._tell(found)
+        elif ended and not self._replayed:
+            self.checks.after(self.replica, before, found.t > before, self._counts)
+        if now:
+            self._later.deliver()
+
+    def count(self) -> None:
+        self._count(self.ledger.now())
+
+    def refuse_trouble(self) -> None:
+        found = self.ledger.now()
+        what = f"step t={found.t} was not applied on any worker"
+        if found.status == Status.RAISE:
+            raise NonFiniteGradientError(
+                f"{what}, because a gradient was not finite and nonfinite='raise': call optimizer.check() on all "
+                "workers to hear where"
+            )
+        if found.status != Status.OK:
+            raise AgreementError(
+                f"{what}, because layouts, hyper-parameters or step counts differ: call optimizer.check() on all "
+                "workers to hear which"
+            )
+
+    def begin_anew(self) -> None:
+        self.t = int(self.param_groups[0]["t"])
+        self._unheard = False
+
+    def settle(self) -> None:
+        """Nothing: everything was read when the step began."""
+
+    def send(self, bucket: Bucket, planes: Tensor, finite: Tensor) -> None:
+        """As on the host; `finite` is a bool[]."""
+        bad = torch.full((), Status[self.options.nonfinite.upper()], dtype=torch.int64, device=self.device)
+        self._leave(bucket, planes, bad.masked_fill(finite, Status.OK))
+
+    def abstain(self, bucket: Bucket) -> None:
+        planes = torch.zeros(self.wire.count.ballot_planes, bucket.words, dtype=torch.int64, device=self.device)
+        self._leave(bucket, planes, torch.full((), self._why, dtype=torch.int64, device=self.device))
+
+    def receive(self) -> Reading:
+        """As on the host; the verdict's header is i64[2], and it raises nothing."""
+        consulted = self.flight.receive()
+        assert consulted.result is not None
+        rows, verdict = consulted.result
+        return consulted.bucket, verdict, headers.worst(rows, self.workers)
+
+    def decide(self, readings: Iterator[Reading]) -> Iterator[Decision]:
+        """The verdicts, each with the number of those whose votes count, i64[]: 0 where nobody may apply it."""
+        if self.options.nonfinite != "abstain":
+            yield from self._decided(list(readings))
+            return
+        for bucket, verdict, header in readings:
+            yield bucket, verdict, self.ledger.apply(self.ledger.enter(header))
+            del verdict  # or the next bucket's buffers come on top of it
+
+    def close(self, counts: bool = True) -> None:
+        """The step was started; whether it went well is for `look` to find out."""
+        self._counts = counts
+        self.ledger.close()
+        if not is_captured(self.device):
+            self.ledger.send()
+            self._unheard = True
+
+    def announce_layout_change(self) -> None:
+        """As on the host; the others do not hear of it before they have sent all rows of their step."""
+        if self.voting is None:
+            return
+        self.begin()
+        self.rest(Status.LAYOUT_CHANGED)
+        try:
+            for bucket in self.unsent():
+                self.abstain(bucket)
+                self.ledger.enter(self.receive()[2])
+        finally:
+            self.end()
+        self.look(now=True)
+
+    def _decided(self, held: list[Reading]) -> list[Decision]:
+        """All verdicts of a step that one bucket can forbid."""
+        voters = [self.ledger.enter(header) for _, _, header in held]
+        statuses = torch.stack([headers.status_of(header) for _, _, header in held])
+        if self.options.nonfinite == "raise":
+            slot = first_not_finite(self.param_groups, self.device)
+            self.ledger.refuse((statuses == Status.RAISE).any(), Status.RAISE, NOBODY, slot)
+        go = self.ledger.well & (statuses != Status.SKIP).all()
+        return [
+            (bucket, verdict, self.ledger.apply(count * go))
+            for (bucket, verdict, _), count in zip(held, voters, strict=True)
+        ]
+
+    def _read(self) -> None:
+        given = self.param_groups[0]["t"]
+        if given is not self.ledger.t:
+            self._refuse_capture(first=True)
+            self.t = int(given)
+            self.ledger.t.fill_(self.t)
+        for group in self.param_groups:
+            group["t"] = self.ledger.t
+        self.ledger.begin()
+        self.moment = Moment(self.ledger.t, self.rank, self.workers)
+        self._announced, self._fingerprint_of_hypers = scalars(self.param_groups, self.keys, self.device)
+        self.replica.hypers = self._announced
+
+    def _leave(self, bucket: Bucket, planes: Tensor, status: Tensor) -> None:
+        own = headers.encode(status, bucket.number, self.ledger.t, self.fingerprint, self._fingerprint_of_hypers)
+        shard_words = -(-planes.shape[1] // self.topology.shards)
+        observer = self.checks.sample(bucket, self.t, len(self.layout.buckets))
+        tally = ResidentTally(self.wire.count, own, self.ledger.t, bucket.first_word, shard_words, observer)
+        self.flight.send(bucket, Status.OK, self.topology.consult(own, planes, tally))
+        self._sent += 1
+
+    def _count(self, found: Entries) -> None:
+        """Bring into the statistics what has been counted since the last time."""
+        for _ in range(found.steps - self._counted.steps):
+            self.stats.stepped(self.layout.numel, self.workers)
+        self.stats.skipped += found.skipped - self._counted.skipped
+        self.stats.abstentions += found.abstentions - self._counted.abstentions
+        self._counted = found
+
+    def _tell(self, found: Entries) -> None:
+        """Find out with the others what was wrong; steps go on when it is known."""
+        self._slot = found.slot
+        try:
+            self._diagnose(Status(found.status), self._why, found.offender)
+        except (AgreementError, NonFiniteGradientError):
+            self.ledger.forgive()
+            raise
+        self.ledger.forgive()
+
+    def _report(self, status: Status) -> agreement.Report:
+        said = super()._report(status)
+        names = [name for _, _, name, _ in named(self.param_groups)]
+        return said | {"not_finite": names[self._slot] if 0 <= self._slot < len(names) else None}
+
+    def _refuse_capture(self, first: bool = False) -> None:
+        if not is_captured(self.device):
+            return
+        if first:
+            raise ValueError(
+                "the first step after an optimizer was made or loaded cannot be captured in a graph: call step() once "
+                "or more before the capture"
+            )
+        if self.options.nonfinite == "raise":
+            raise ValueError(
+                "nonfinite='raise' cannot be captured in a graph, which would go on without a word: use "
+                "nonfinite='abstain' or 'skip', or call step() outside a graph"
+            )
