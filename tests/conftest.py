@@ -20,6 +20,11 @@ atexit.register(shutil.rmtree, _hub, ignore_errors=True)
 os.environ |= {"HF_HOME": _hub, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    core.thin_out(items)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
     with core.bounds() if core.is_core(item) else nullcontext():

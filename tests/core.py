@@ -2,7 +2,8 @@
 
 import subprocess
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,6 +18,17 @@ SECONDS = 15.0  # of the processor, which other work hardly lengthens: three tim
 
 def is_core(item: pytest.Item) -> bool:
     return item.path.parent in FOLDERS and not any(item.get_closest_marker(name) for name in LEFT_OUT)
+
+
+def thin_out(items: Sequence[pytest.Item]) -> None:
+    """Of a `wide` test, a matrix of many cases, leave one of every so many to the core, and mark the others `slow`."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if wide := item.get_closest_marker("wide"):
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % wide.args[0]:
+                item.add_marker("slow")
+            seen[test] += 1
 
 
 @contextmanager

@@ -74,6 +74,7 @@ def counts(stats: Stats) -> tuple[Any, ...]:
     return stats.votes_agreed, stats.votes_looked, stats.coins_agreed, stats.coins_looked, stats.vote_samples
 
 
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("topology", ["sharded", "replicated", "server"])
 def test_real_workers_and_simulated_ones_count_the_same(kind: str, topology: str) -> None:

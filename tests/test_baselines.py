@@ -90,6 +90,7 @@ SIGNS = [
 ]
 
 
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("faulty", [False, True], ids=["sound", "faulty"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize(("method", "kind", "options", "told"), SIGNS)
@@ -117,6 +118,7 @@ DESCENTS = [
 ]
 
 
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("faulty", [False, True], ids=["sound", "faulty"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize(("method", "kind", "settings", "names"), DESCENTS)

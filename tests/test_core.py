@@ -37,3 +37,9 @@ def test_a_core_test_takes_no_longer_than_it_has() -> None:
 
 def test_only_tests_of_the_core_are_held_to_it(request: pytest.FixtureRequest) -> None:
     assert core.is_core(request.node)
+
+
+@pytest.mark.wide(3)
+@pytest.mark.parametrize("case", range(7))
+def test_of_a_wide_test_the_core_takes_one_of_every_so_many(case: int, request: pytest.FixtureRequest) -> None:
+    assert (request.node.get_closest_marker("slow") is None) == (case % 3 == 0)

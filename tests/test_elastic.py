@@ -64,6 +64,7 @@ def at(position: int, do: Callable[[Elastic], None]) -> Callable[[Elastic], None
     return sabotage
 
 
+@pytest.mark.wide(3)
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_death_in_any_phase_costs_the_others_nothing_and_the_worker_comes_back(
     phase: Callable[[Elastic], None],
@@ -135,6 +136,7 @@ def test_who_fails_in_the_commit_does_what_the_others_did(after: bool) -> None:
         assert torch.equal(life.momentum(0), momentum_once_a_step(life.number, range(STEPS), 0, start))
 
 
+@pytest.mark.wide(3)
 @pytest.mark.parametrize(
     ("keeper", "phase"),
     [(True, "after the quorum"), (True, "while members connect"), (False, "while members connect")],

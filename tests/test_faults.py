@@ -82,6 +82,7 @@ def momenta(simulation: Simulation, rank: int) -> list[Tensor]:
 # ---- what each act is, said with real workers
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("act", ["absent", "nan"])
 def test_who_is_absent_or_has_nothing_but_nan_abstains_and_rests(act: str, method: str) -> None:

@@ -38,6 +38,7 @@ def without(name: str, change: Any) -> Any:
     return SimpleNamespace(**vars(reference) | {name: change})
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_wrong_in_one_bit_is_found() -> None:
     def ballot(*arguments: Any) -> Any:
         words, finite = reference.ballot(*arguments)

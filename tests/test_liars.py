@@ -41,6 +41,7 @@ def real(act: str | None, loud: float = 1.0, method: str = "dlion-mavo", **optio
         return list(succeed(world(WORKERS, work)))
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize("topology", ["sharded", "replicated"])
 @pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg"])
 @pytest.mark.parametrize("act", ["inverted", "random", "colluding"])

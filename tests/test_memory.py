@@ -95,6 +95,7 @@ def test_without_overlap_one_buckets_buffers_are_used_again(method: str, planes:
     assert 1 / BUCKETS < min(peaks) <= (2 + planes * (1 + 1 / 4) + planes) / BUCKETS * SLACK
 
 
+@pytest.mark.wide(3)
 @pytest.mark.parametrize(("method", "planes"), METHODS)
 @pytest.mark.parametrize("options", [{"overlap": True}, {"nonfinite": "skip"}, {"overlap": True, "nonfinite": "raise"}])
 def test_a_whole_step_under_way(method: str, planes: int, options: dict[str, Any]) -> None:

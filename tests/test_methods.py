@@ -36,6 +36,7 @@ def train(rank: int, group: object, steps: int = STEPS, **options: object) -> tu
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), opt
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 @pytest.mark.parametrize("method", METHODS)
 def test_replicas_are_equal_and_moved(method: str, workers: int) -> None:
@@ -46,6 +47,7 @@ def test_replicas_are_equal_and_moved(method: str, workers: int) -> None:
     assert ranks[0][1].stats.steps == STEPS
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize("workers", [2, 3, 6])
 @pytest.mark.parametrize("zeros", ["balanced", "exact"])
 @pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg"])
@@ -61,6 +63,7 @@ def test_topology_and_buckets_do_not_move_a_bit(method: str, zeros: str, workers
     assert torch.equal(run(topology="server", bucket_bytes=72), wanted)
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize("workers", [2, 3, 6])
 @pytest.mark.parametrize("method", ["g-lion", "g-adamw"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

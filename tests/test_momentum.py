@@ -64,6 +64,7 @@ def test_what_is_drawn_differs_between_ranks_and_from_what_parameters_are_rounde
     assert float((complement == drawn[2]).double().mean()) < 0.01
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg", "g-lion"])
 def test_replicas_stay_equal_and_no_kernel_or_bucket_changes_a_bit(method: str, dtype: torch.dtype) -> None:

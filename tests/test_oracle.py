@@ -65,6 +65,7 @@ RULES = [
 ]
 
 
+@pytest.mark.wide(3)
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("rules", RULES, ids=lambda rules: "-".join(rules.values()))
 def test_equals_the_oracle(workers: int, rules: dict[str, str]) -> None:

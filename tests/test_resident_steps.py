@@ -56,6 +56,7 @@ def test_a_checkpoint_a_copy_and_a_pickle_hold_t_as_a_number(tmp_path: Any) -> N
 # ---- nothing is read
 
 
+@pytest.mark.wide(3)
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("options", [{}, {"zeros": "exact"}, {"method": "dlion-avg"}, {"nonfinite": "raise"}])
 def test_no_step_reads_a_tensor(workers: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ def moved(
     return param.detach().float() - 1
 
 
+@pytest.mark.wide(3)
 @pytest.mark.parametrize("kernels", AVAILABLE)
 @pytest.mark.parametrize(("dtype", "lr"), [(torch.bfloat16, 1e-4), (torch.float16, 1e-5)])
 def test_a_thousand_steps_below_the_resolution_add_up(dtype: torch.dtype, lr: float, kernels: str) -> None:

@@ -34,6 +34,7 @@ MODEL = small_model()
 IN_NUMBERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("g-lion", "g-adamw")]
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize("fault", ["no fault", "missing", "nan"])
 @pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg", *IN_NUMBERS])
 def test_two_hundred_steps_keep_four_replicas_equal(method: str, fault: str) -> None:

@@ -97,6 +97,7 @@ def plain(rank: int, group: Any, **options: Any) -> Any:
     return results, optimizer.stats
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize("unscale", [False, True], ids=["inside", "before"])
 @pytest.mark.parametrize("options", OPTIONS, ids=ids)
 def test_scales_leave_no_trace_and_who_overflows_rests(options: dict[str, Any], unscale: bool) -> None:

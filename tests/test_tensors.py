@@ -68,6 +68,7 @@ def trained(
     return succeed(world(workers, work))
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("method", METHODS)
 def test_memory_layout_changes_no_bit(method: str, place: Callable[[Tensor], Tensor]) -> None:

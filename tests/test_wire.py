@@ -34,6 +34,7 @@ def exchange(rank: int, group: object, method: str, **options: object) -> dict[s
     }
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize("workers", [2, 3, 4, 8])
 @pytest.mark.parametrize(
     ("method", "zeros", "planes"),

@@ -228,6 +228,7 @@ STAND_INS = {
 FEW = ["--batch-size", "4", "--steps", "3", "--warmup-steps", "0", "--eval-every", "2", "--device", "cpu"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_runs_to_its_end_on_a_stand_in(name, tmp_path, monkeypatch, capsys):
     write, smaller = STAND_INS[name]
