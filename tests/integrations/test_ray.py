@@ -7,6 +7,7 @@ import runpy
 import signal
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
@@ -104,4 +105,7 @@ def test_checkpoints_are_in_rays_storage(printed: str, folder: Path) -> None:
 
 
 def test_no_process_is_left(printed: str, place: str) -> None:
+    ends = time.monotonic() + 30  # who was told to end needs its time to
+    while processes_of(place) and time.monotonic() < ends:
+        time.sleep(0.2)
     assert not processes_of(place)
