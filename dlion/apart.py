@@ -24,8 +24,9 @@ _watching: list[Any] = []
 
 def watch(params: Iterable[Tensor], ranks: Sequence[int]) -> None:
     """Warn where an optimizer that does not vote steps with these parameters, whose replicas the ranks have."""
+    here = tuple(sorted(ranks))
     for param in params:
-        _local[id(param)], _among[id(param)] = param, tuple(sorted(ranks))
+        _local[id(param)], _among[id(param)] = param, here
     if not _watching:
         _watching.append(register_optimizer_step_pre_hook(_look))
 
@@ -37,9 +38,10 @@ def votes(optimizer: "Distributed") -> None:
 
 def check_voters(params: Iterable[Tensor], ranks: Sequence[int]) -> None:
     """Warn where replicas of these parameters are on other ranks than those that vote."""
+    here = tuple(sorted(ranks))
     for param in params:
         replicas = _among.get(id(param), ()) if _local.get(id(param)) is param else ()
-        if replicas and replicas != tuple(sorted(ranks)):
+        if replicas and replicas != here:
             warnings.warn(
                 f"{ranks_text(list(ranks))} vote together and local_gradients was called for "
                 f"{ranks_text(list(replicas))}, so there are several trainings side by side: give both the same "

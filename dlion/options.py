@@ -14,6 +14,7 @@ from dlion.layout import FLOATS, named
 from dlion.methods import METHODS
 from dlion.quoting import shown
 from dlion.settings import LARGEST, MOST_BUCKET_BYTES, check_values, whole
+from dlion.sharding import FSDP1
 from dlion.tallies import TIES
 from dlion.topology import TOPOLOGIES
 
@@ -127,11 +128,7 @@ def check_parameters(group: dict[str, Any]) -> None:
                 f"{name} is {str(param.dtype).removeprefix('torch.')}: trainable parameters must be {kinds}"
             )
         if getattr(param, "_is_flat_param", False):  # how FSDP1, which is slow to import, knows them itself
-            raise ValueError(
-                f"{name} is a flat parameter of FullyShardedDataParallel, which averages gradients among all ranks "
-                "that hold shards: shard with fully_shard (FSDP2) over the inner dimension of a mesh, and vote over "
-                "the outer one"
-            )
+            raise ValueError(f"{name} is a flat parameter: {FSDP1}")
         if param.is_sparse:
             raise ValueError(f"{name} is sparse: votes need dense parameters")
 

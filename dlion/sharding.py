@@ -76,6 +76,10 @@ def put_back_shards(model: nn.Module) -> None:
                 module.reshard()
 
 
+FSDP1 = (
+    "FullyShardedDataParallel averages gradients among all ranks that hold shards, and leaves nobody to vote with: "
+    "shard with fully_shard (FSDP2) over the inner dimension of a mesh, and vote over the outer one"
+)
 TWO_DIMENSIONS = (
     'make a mesh of two dimensions, mesh = init_device_mesh(device, (replicas, shards), mesh_dim_names=("replicate", '
     '"shard")), shard over the inner one alone, fully_shard(module, mesh=mesh["shard"]), and give the group of the '

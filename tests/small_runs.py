@@ -81,3 +81,9 @@ def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     same = a["tensors"].keys() == b["tensors"].keys() and a["hyper"] == b["hyper"] and a["counted"] == b["counted"]
     pairs = [(value, b["tensors"].get(name)) for name, value in a["tensors"].items()]
     return same and all(mine.dtype == other.dtype and torch.equal(mine, other) for mine, other in pairs)
+
+
+def flipped(whole: bytes) -> bytes:
+    """The content of a file, damaged in one bit."""
+    middle = len(whole) // 2
+    return whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from small_runs import equal, fresh, train, trained, whole
+from small_runs import equal, flipped, fresh, train, trained, whole
 from torch import nn
 from world import succeed, world
 
@@ -36,11 +36,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 EARLY, LATE = "late-or-not", "a-late-one"
 FILES = (".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.json")
-
-
-def flipped(whole: bytes) -> bytes:
-    middle = len(whole) // 2
-    return whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {

@@ -5,17 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from small_runs import trained
+from small_runs import flipped, trained
 from torch import nn
 from world import succeed, world
 
 from dlion import checkpoint
 from dlion.errors import CheckpointError
-
-
-def flipped(whole: bytes) -> bytes:
-    middle = len(whole) // 2
-    return whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
 
 
 @pytest.mark.parametrize("frozen", [False, True])

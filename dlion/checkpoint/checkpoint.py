@@ -228,7 +228,8 @@ def _part(model: nn.Module, optimizer: Distributed, crew: Crew, worker: int, ext
     number = crew.number(worker)
     sharded = {key for key, tensor in (held.common | held.own).items() if is_sharded(tensor)}
     everything = {key: Chunk.of(tensor) for key, tensor in held.common.items()}
-    shared = [[key, list(chunk.offset), checksum([chunk.values])] for key, chunk in everything.items()]
+    told = everything.items() if crew.channel is not None else ()  # alone there is nobody to compare with
+    shared = [[key, list(chunk.offset), checksum([chunk.values])] for key, chunk in told]
     common = {key: chunk for key, chunk in everything.items() if number == 0 or key in sharded}
     own = {
         # what is not sharded each process of a worker has for itself

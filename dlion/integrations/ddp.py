@@ -17,7 +17,7 @@ from dlion.channel import Channel, default_group
 from dlion.errors import AgreementError
 from dlion.layout import dtype_of_sums, has_mean, local, overwrite
 from dlion.quoting import shown
-from dlion.sharding import check_shards, is_sharded, offset_of
+from dlion.sharding import FSDP1, check_shards, is_sharded, offset_of
 from dlion.tallies import in_rank_order
 
 # not an attribute of the module: a copy of it would keep that, and lose the hook
@@ -120,10 +120,7 @@ def _refuse_flat(model: nn.Module) -> None:
     """FSDP1 averages among all its ranks, and calls shards by one name that are not of the same parameters."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # who has not imported it does not use it
     if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
-        raise ValueError(
-            "FullyShardedDataParallel averages gradients among all ranks that hold shards, and leaves nobody to vote "
-            "with: shard with fully_shard (FSDP2) over the inner dimension of a mesh, and vote over the outer one"
-        )
+        raise ValueError(FSDP1)
 
 
 def _keep_local(model: DistributedDataParallel) -> None:
