@@ -31,6 +31,7 @@ GROUP_METHODS = frozenset("allgather allgather_coalesced allreduce allreduce_coa
 # file -> {private torch name: why there is no public way}. A use must stand in a `try` that says what
 # happens without it.
 PRIVATE_TORCH: dict[str, dict[str, str]] = {
+    "dlion/ops/kept.py": {"torch._foreach_add_": "one launch for a hundred numbers, of a thousand in a table"},
     "dlion/phases.py": {
         "torch.autograd.profiler._is_profiler_enabled": "a range costs 10 microseconds even while nobody profiles"
     },

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dlion.ops import reference, triton_kernels, triton_tally
 from dlion.ops.arguments import ballot_planes, check_rounding, check_tables, check_voters
-from dlion.ops.chunks import Chunks, chunks, clock, clock_of, hypers_of, stream_of
+from dlion.ops.chunks import Chunks, chunks, clock_of, hypers_of
 from dlion.ops.memory import present, put_back, those, with_rows
 
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -172,8 +172,9 @@ def tally_count_ternary(ballots: Tensor, planes: int) -> Tensor:
 
 def _majority(ballots: Tensor, first_word: int, t: int, ties: str) -> Tensor:
     """i64[voters, 1 or 2, words] -> i64[1 or 2, words]."""
-    device, stream = ballots.device, stream_of(ballots.device)
-    return _tally(triton_tally.majority, ballots, ballots.shape[1], (clock(t, device, stream), first_word), TIES=ties)
+    return _tally(
+        triton_tally.majority, ballots, ballots.shape[1], (clock_of(t, ballots.device), first_word), TIES=ties
+    )
 
 
 def _count(ballots: Tensor, planes: int) -> Tensor:
@@ -227,7 +228,7 @@ def _by_kind(kinds: Sequence[Any], *lists: Sequence[Any]) -> Iterator[tuple[Any,
 def _cut(verb: str, placed: list[list[int]], size: int, hypers: int, device: torch.device) -> Chunks:
     """The table of pieces, from what was sent before where the layout is the same."""
     numels, offsets, groups = map(tuple, placed)
-    return chunks(verb, numels, offsets, groups, size, hypers, triton_kernels.CHUNK, device, stream_of(device))
+    return chunks(verb, numels, offsets, groups, size, hypers, triton_kernels.CHUNK, device)
 
 
 def _launch(
@@ -239,12 +240,10 @@ def _launch(
     where: tuple[Any, ...],
     how: dict[str, Any],
 ) -> None:
-    device = cut.owners.device
-    with _on(device):
-        stream = stream_of(device)
-        told = (cut.addresses(addresses), hypers_of(hypers, device, stream), clock_of(t, device, stream))
+    with _on(cut.device):
+        told = (cut.addresses(addresses), hypers_of(hypers, cut.device), clock_of(t, cut.device))
         if cut.count:
-            kernel[(cut.count,)](cut.owners, cut.pieces, *told, *where, **how, **triton_kernels.LAUNCH)
+            kernel[(cut.count,)](*cut.here(), *told, *where, **how, **triton_kernels.LAUNCH)
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

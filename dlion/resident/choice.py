@@ -36,8 +36,3 @@ def kernels_for(name: str) -> ModuleType:
         name: of the kernels in use; "triton", or pure torch.
     """
     return import_module("dlion.ops.triton") if name == "triton" else applying
-
-
-def is_captured(device: torch.device) -> bool:
-    """Whether what is started now goes into a graph, to be done later, perhaps often."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -12,8 +12,8 @@ from dlion.errors import AgreementError, NonFiniteGradientError
 from dlion.exchange import Decision, Exchange, Reading
 from dlion.header import NOBODY, Status
 from dlion.layout import Bucket, local, named
+from dlion.ops.kept import is_captured
 from dlion.resident import headers
-from dlion.resident.choice import is_captured
 from dlion.resident.later import Later
 from dlion.resident.ledger import Entries, Ledger
 from dlion.resident.scalars import first_not_finite, scalars

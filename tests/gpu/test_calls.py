@@ -5,7 +5,7 @@ import torch
 from kernel_cases import assert_ballots_agree, assert_verdicts_agree, numbers, offsets_of, random_words, same
 
 from dlion import DistributedLion, optim
-from dlion.ops import ON_GPU, bits, chunks, reference, triton
+from dlion.ops import ON_GPU, bits, chunks, kept, reference, triton
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 
@@ -49,8 +49,7 @@ def test_tables_are_sent_again_only_where_something_moved(monkeypatch: pytest.Mo
     sent: list[int] = []
     send = chunks.sent
     monkeypatch.setattr(chunks, "sent", lambda values, *rest: sent.append(len(values)) or send(values, *rest))
-    for kept in (chunks.chunks, chunks.floats, chunks.clock):
-        kept.cache_clear()
+    chunks.forget()
     grads, momenta, params = ([numbers(3000, k), numbers(70, k + 1)] for k in (1, 3, 5))
     verdict = random_words(1, 49)
 
@@ -66,6 +65,37 @@ def test_tables_are_sent_again_only_where_something_moved(monkeypatch: pytest.Mo
     kept_alive, grads[0] = grads[0], grads[0].clone()
     assert step(3, lr=0.2) == 1 and sent[-1] == 4
     assert len(kept_alive)
+
+
+def test_a_graph_writes_its_own_tables_and_what_is_kept_is_not_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of the host may have changed when a graph runs, and before that its tables hold nothing."""
+    chunks.forget()
+    grads, momenta = [numbers(3000, 1), None, numbers(70, 2)], [numbers(3000, 3), numbers(64, 4), numbers(70, 5)]
+    with monkeypatch.context() as capture:
+        for module in (kept, chunks):
+            capture.setattr(module, "is_captured", lambda device: True)
+        assert_ballots_agree(triton, list(grads), momenta, 7, "balanced")
+        assert_verdicts_agree(triton, [numbers(3000, 6), numbers(70, 7)], 2, "nearest", 7)
+        assert not any(shelf._things for shelf in (chunks._chunks, chunks._hypers, chunks._clocks))
+    assert_ballots_agree(triton, list(grads), momenta, 7, "balanced")
+    assert all(shelf._things for shelf in (chunks._chunks, chunks._hypers, chunks._clocks))
+
+
+@pytest.mark.parametrize("values", [[], [1, 0, 2**63 - 1, -(2**63)] * 40, [0.1, -0.0, 1e-45, float("inf")]])
+def test_numbers_get_into_a_graph_to_the_bit(values: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    dtype = torch.float32 if values and isinstance(values[0], float) else torch.int64
+    wanted = kept.sent(values, dtype, torch.device("cpu"))
+    monkeypatch.setattr(kept, "is_captured", lambda device: True)
+    found = kept.sent(values, dtype, torch.device("cpu"))
+    assert found.dtype == dtype and torch.equal(bits.as_bytes(found), bits.as_bytes(wanted))
+
+
+def test_what_was_asked_for_last_is_kept() -> None:
+    shelf: kept.Shelf[int] = kept.Shelf(2)
+    made: list[int] = []
+    for key in (1, 2, 1, 3, 1, 2):
+        assert shelf.get(key, torch.device("cpu"), lambda key=key: made.append(key) or key) == key
+    assert made == [1, 2, 3, 2]
 
 
 @pytest.mark.parametrize(
