@@ -85,44 +85,69 @@ def determinism(kernels: ModuleType, device: torch.device) -> Iterator[Row]:
 
 def replicas(device: torch.device) -> Iterator[Row]:
     """One model trained on the CPU and on the device by the same gradients, with votes of one worker."""
-    for dtype in FLOATS:
+    for dtype, overlap in (*((dtype, False) for dtype in FLOATS), (torch.float32, True)):
         here, there = _model(dtype), _model(dtype).to(device)
-        optimizers = [DistributedLion(model.named_parameters(), lr=1e-2, weight_decay=0.1) for model in (here, there)]
+        how = {"lr": 1e-2, "weight_decay": 0.1, "overlap": overlap}
+        optimizers = [DistributedLion(model.named_parameters(), **how) for model in (here, there)]
         for step in range(STEPS):
             for number, (a, b) in enumerate(zip(here.parameters(), there.parameters(), strict=True)):
-                a.grad = numbers(tuple(a.shape), dtype, 1000 * step + number)
-                b.grad = a.grad.to(device)
+                grad = numbers(tuple(a.shape), dtype, 1000 * step + number)
+                for param in (a, b):
+                    param.grad = None
+                    torch.autograd.backward([param], [grad.to(param.device)])  # as any backward: it calls hooks
             for optimizer in optimizers:
                 optimizer.step()
         equal = all(map(same, here.parameters(), there.parameters()))
-        name = str(dtype).removeprefix("torch.")
+        name = str(dtype).removeprefix("torch.") + ", overlap" * overlap
         yield Row("replicas", f"CPU and device differ after {STEPS} steps, {name}", float(not equal), "", "0", equal)
 
 
 def capture(device: torch.device) -> Iterator[Row]:
-    """A step recorded in a CUDA graph and replayed, against steps that are called."""
+    """A step in a CUDA graph, alone and with backward before it or around it, against steps that are called."""
     if device.type != "cuda":
         return
-    called, recorded = (_model(torch.float32).to(device) for _ in range(2))
-    optimizers = [DistributedLion(model.named_parameters(), lr=1e-2) for model in (called, recorded)]
-    for a, b in zip(called.parameters(), recorded.parameters(), strict=True):
-        a.grad = numbers(tuple(a.shape), torch.float32, 7, odd=False).to(device)
-        b.grad = a.grad.clone()
-    for optimizer in optimizers:
-        optimizer.step()  # allocates state
-    try:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            optimizers[1].step()
-    except RuntimeError as error:
-        yield Row("graph", f"a step can be captured ({str(error).splitlines()[0][:80]})", 0.0, "", "1", False)
-        return
+    for what, backward, overlap in (
+        ("steps", False, False),
+        ("backward and steps", True, False),
+        ("steps with overlap", True, True),
+    ):
+        try:
+            equal = _replayed_as_called(device, backward, overlap)
+        except RuntimeError as error:
+            yield Row("graph", f"{what} can be captured ({str(error).splitlines()[0][:80]})", 0.0, "", "1", False)
+        else:
+            yield Row("graph", f"replayed {what} are those called", float(equal), "", "1", equal)
+
+
+def _replayed_as_called(device: torch.device, backward: bool, overlap: bool) -> bool:
+    inputs = numbers((8, 37), torch.float32, 7, odd=False).to(device)
+    models = [_model(torch.float32).to(device) for _ in range(2)]
+    optimizers = [DistributedLion(model.named_parameters(), lr=1e-2, overlap=overlap) for model in models]
+
+    def step(number: int) -> None:
+        if backward:
+            optimizers[number].zero_grad()
+            models[number](inputs).square().mean().backward()
+        optimizers[number].step()
+
+    queue = torch.cuda.Stream(device)
+    queue.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(queue):  # a graph takes no step before which state is made
+        for number, model in enumerate(models):
+            for param in model.parameters():
+                param.grad = numbers(tuple(param.shape), torch.float32, 7, odd=False).to(device)
+            step(number)
+            step(number)
+    torch.cuda.current_stream(device).wait_stream(queue)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(1)
     for _ in range(3):
-        optimizers[0].step()
+        step(0)
         graph.replay()
     torch.cuda.synchronize()
-    equal = all(map(same, called.parameters(), recorded.parameters()))
-    yield Row("graph", "replayed steps are those called", float(equal), "", "1", equal)
+    optimizers[1].check()
+    return all(map(same, models[0].parameters(), models[1].parameters()))
 
 
 def memory(device: torch.device, numel: int) -> Iterator[Row]:

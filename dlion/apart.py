@@ -1,6 +1,5 @@
 """Parameters whose gradients stay local are moved by votes alone: another optimizer would train every worker apart."""
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, WeakValueDictionary
@@ -9,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from dlion.callers import warn_caller
 from dlion.errors import ranks_text
 from dlion.untraced import untraced
 
@@ -42,22 +42,20 @@ def check_voters(params: Iterable[Tensor], ranks: Sequence[int]) -> None:
     for param in params:
         replicas = _among.get(id(param), ()) if _local.get(id(param)) is param else ()
         if replicas and replicas != here:
-            warnings.warn(
+            warn_caller(
                 f"{ranks_text(list(ranks))} vote together and local_gradients was called for "
                 f"{ranks_text(list(replicas))}, so there are several trainings side by side: give both the same "
-                "process_group",
-                stacklevel=8,
+                "process_group"
             )
             return
 
 
 def _look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if _is_apart(optimizer):
-        warnings.warn(
+        warn_caller(
             f"{type(optimizer).__name__}.step() moves parameters whose gradients stay on each worker, so every worker "
             "trains apart, unless you average these gradients yourself: use dlion.DistributedLion or dlion.Distributed "
-            "for them, or do not call local_gradients",
-            stacklevel=3,  # behind torch's wrapper of step()
+            "for them, or do not call local_gradients"
         )
 
 

@@ -1,7 +1,6 @@
 """Small numbers that all workers compare, and the first of them: hashes of gradients that should differ."""
 
 import sys
-import warnings
 from functools import partial
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from dlion import agreement
 from dlion.asking import Ask, Rows, row, told_to_all
+from dlion.callers import warn_caller
 from dlion.channel import Channel
 from dlion.errors import AgreementError
 from dlion.header import NOBODY, Status
@@ -95,7 +95,7 @@ class Guard:
         if self._siblings is not None and place == 0:
             self._compare_siblings(self._siblings, replica, t)
         if place == GUARDED_STEPS - 1 and len(self._seen) >= GUARDED_STEPS and (wrong := self._wrong(replica, runs)):
-            warnings.warn(wrong, stacklevel=12)  # whoever called step()
+            warn_caller(wrong)
 
     def _compare_siblings(self, siblings: Channel, replica: Replica, t: int) -> None:
         """Each votes with those that hold the same shard, so nothing else compares them."""

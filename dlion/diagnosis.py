@@ -2,31 +2,48 @@
 
 from collections.abc import Callable, Sequence
 
+from torch import Tensor
+
 from dlion import agreement
+from dlion.comparison import gathered
 from dlion.errors import AgreementError, NonFiniteGradientError
 from dlion.header import Status
+from dlion.layout import local
+from dlion.ops.bits import checksum
+from dlion.options import Options
+from dlion.stats import Stats
+from dlion.voting import Voting, wait_for_all
 
 
-def raise_at_start(
-    method: str,
-    ranks: Sequence[int],
-    told: Sequence[Sequence[int]],
+def agree(
+    voting: Voting,
+    options: Options,
+    fingerprint: int,
+    params: Sequence[Tensor],
+    shared: list[Tensor],
+    stats: Stats,
     reports: Callable[[], list[agreement.Report]],
 ) -> None:
-    """Raise an AgreementError where workers may not begin together; else return.
+    """Compare fingerprints of layouts, parameters and shared state with the other workers', once for each layout.
 
     Args:
-        told: of each worker the fingerprint of its layout, and checksums of its parameters and its shared state.
         reports: asks all workers, in a collective call, what they train.
+
+    Raises:
+        AgreementError: they may not begin together. ExchangeError: a worker did not come.
     """
-    layouts, replicas, states = zip(*told, strict=True)
+    channel = voting.ballots
+    voting.rounds[0] += 1
+    wait_for_all(channel.group, f"dlion/agreement/{voting.rounds[0]}", options.timeout)
+    checksums = [checksum([local(param) for param in params]) >> 1, checksum(shared) >> 1]
+    layouts, replicas, states = zip(*gathered(channel, [fingerprint, *checksums], stats), strict=True)
     if len(set(layouts)) > 1:
-        said = agreement.explain_layouts(reports(), ranks)
+        said = agreement.explain_layouts(reports(), channel.ranks)
         raise AgreementError(said or "the workers' layouts differ: use the same version of dlion everywhere")
     if len(set(replicas)) > 1:
-        raise AgreementError(agreement.explain_parameters(replicas, ranks))
+        raise AgreementError(agreement.explain_parameters(replicas, channel.ranks))
     if len(set(states)) > 1:
-        raise AgreementError(agreement.explain_state(method, states, ranks))
+        raise AgreementError(agreement.explain_state(options.method, states, channel.ranks))
 
 
 def raise_in_step(

@@ -5,6 +5,7 @@ It is made at the first step and again whenever the layout changes on all worker
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -14,12 +15,11 @@ from dlion import agreement
 from dlion.channel import Channel
 from dlion.checks import Checks
 from dlion.codecs import Moment
-from dlion.comparison import gathered, told
-from dlion.diagnosis import raise_at_start, raise_in_step
+from dlion.comparison import told
+from dlion.diagnosis import agree, raise_in_step
 from dlion.flight import Flight
 from dlion.header import NOBODY, BallotHeader, Status, VerdictHeader, worst
-from dlion.layout import Bucket, Layout, local
-from dlion.ops.bits import checksum
+from dlion.layout import Bucket, Layout
 from dlion.options import Options
 from dlion.phases import Phases
 from dlion.pipeline import Wire
@@ -30,7 +30,7 @@ from dlion.survey import Survey
 from dlion.tallies import Tally
 from dlion.topology import Tally as Counting
 from dlion.topology import choose_topology
-from dlion.voting import Voting, siblings, voting_groups, wait_for_all
+from dlion.voting import siblings, voting_groups
 from dlion.waited import Waited
 
 APPLYING = ("lr", "weight_decay")  # the hyper-parameters that no ballot depends on
@@ -81,8 +81,9 @@ class Exchange(Waited):
         self.fingerprint = self._fingerprint(param_groups)
         self._applied: list[dict[str, Any]] | None = None
         if group is not None and self.voting:
+            facts = self.fingerprint, self.replica.params, shared_state(self.replica), stats
             with self.voting.ballots.during("agreement"):
-                self._agree(self.voting, shared_state(self.replica))
+                agree(self.voting, options, *facts, partial(self._reports, self.voting.ballots, Status.OK))
             self.voting = voting_groups(group, options.timeout, owner)
         words = sum(bucket.words for bucket in self.layout.buckets)
         self.topology = choose_topology(options.topology, self.voting, stats, words, wire.replicate)
@@ -130,7 +131,7 @@ class Exchange(Waited):
         self._hyper = agreement.hyper_fingerprint(self._announced)
 
     def settle(self) -> None:
-        """Read what is needed only to apply verdicts: learning rates and weight decay, as they are in `step()`.
+        """Read what only applying needs: learning rates and weight decay, as they are in `step()`.
 
         Groups that came after ballots had left (not strict) have their first step next time.
         """
@@ -147,11 +148,10 @@ class Exchange(Waited):
         self.flight.clear()
 
     def close(self, counts: bool = True) -> None:
-        """Count a step that went well, and see now and then whether all workers are alike.
+        """Count a step that went well, and see now and then whether all workers are alike: else an AgreementError.
 
         Args:
             counts: False for a worker who has not applied its verdicts with the others.
-        Raises: AgreementError: parameters, or state that all share, differ.
         """
         self.stats.stepped(self.layout.numel, self.workers)
         self.stats.skipped += not self.moved
@@ -162,8 +162,8 @@ class Exchange(Waited):
     def rest(self, why: Status = Status.ABSTAIN) -> None:
         """Take part in the step that has begun without a vote of one's own: every bucket must be abstained from.
 
-        Call it before the survey of the step: this worker answers it with what changes no answer, and its momentum, or
-        whatever else is its own, stays as it is. It counts the others' ballots as ever, and may apply the verdicts.
+        Call it before the survey of the step: this worker answers it with what changes no answer, and what is its own
+        stays as it is. It counts the others' ballots as ever, and may apply the verdicts.
 
         Args:
             why: what its ballots say of it.
@@ -193,6 +193,10 @@ class Exchange(Waited):
         Nothing of this worker moves, and the bucket's verdict is received as ever.
         """
         self._send(bucket, self.wire.up.blank(bucket, self.survey.answers), self._why)
+
+    def advance(self) -> None:
+        """Let buckets under way go on as far as they can without waiting."""
+        self.flight.advance()
 
     def receive(self) -> Reading:
         """The verdict on the oldest bucket under way.
@@ -271,15 +275,6 @@ class Exchange(Waited):
         """The counting of one bucket's ballots, of which this worker's has the header `own`."""
         observer = self.checks.sample(bucket, self.t, len(self.layout.buckets))
         return Tally(self.wire.count, own, bucket.first_word, shard_words, observer)
-
-    def _agree(self, voting: Voting, shared: list[Tensor]) -> None:
-        """Compare fingerprints, parameters and shared state with the other workers', once for each layout."""
-        channel = voting.ballots
-        voting.rounds[0] += 1
-        wait_for_all(channel.group, f"dlion/agreement/{voting.rounds[0]}", self.options.timeout)
-        parameters = checksum([local(param) for param in self.replica.params]) >> 1
-        told = gathered(channel, [self.fingerprint, parameters, checksum(shared) >> 1], self.stats)
-        raise_at_start(self.options.method, channel.ranks, told, lambda: self._reports(channel, Status.OK))
 
     def _diagnose(self, status: Status, own: Status, offender: int) -> None:
         """Find out together what is wrong, and raise it; return only if every worker announced a new layout."""

@@ -71,15 +71,23 @@ class Flight:
             if consulted.awaits_ballots:
                 break  # later verdicts must not overtake this one
 
+    def count(self) -> None:
+        """Wait for all ballots under way, count them, and let their verdicts leave.
+
+        Raises:
+            ExchangeError: another worker was lost.
+        """
+        for consulted in self._under_way:
+            if consulted.awaits_ballots:
+                self._go_on(consulted)
+
     def receive(self) -> UnderWay:
         """The oldest bucket, with its result.
 
         Raises:
             ExchangeError: another worker was lost.
         """
-        for consulted in self._under_way:  # all ballots first: every verdict that leaves now travels while others wait
-            if consulted.awaits_ballots:
-                self._go_on(consulted)
+        self.count()  # all ballots first: every verdict that leaves now travels while others wait
         oldest = self._under_way[0]
         while oldest.call is not None:
             self._go_on(oldest)

@@ -71,7 +71,7 @@ class Distributed(OwnState, Follower):
 
     Lion's votes on an accelerator are steps that `step()` starts and does not wait for: what was wrong with one is
     raised by the next `step()`, on all workers, and nothing was applied since. `param_groups` then hold t as a tensor,
-    and lr and weight decay may be tensors there.
+    and lr and weight decay may be tensors there. A graph that a step was captured in reads the optimizer's memory.
 
     Attributes:
         stats: `dlion.Stats`, what the exchange cost; to ask for it waits for steps under way.
@@ -227,7 +227,7 @@ class Distributed(OwnState, Follower):
         graph that `step()` was captured in: no step is applied after one that went wrong, and nothing else says so.
 
         Raises:
-            AgreementError, NonFiniteGradientError.
+            AgreementError, NonFiniteGradientError. OverlapError: ballots of a step have left.
         """
         self._renewal.look()
 

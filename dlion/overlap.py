@@ -79,21 +79,18 @@ class Overlap:
             self._accumulating = before
 
     def check(self, exchange: Exchange) -> None:
-        """Raise OverlapError if a gradient is not the one that this worker voted with."""
-        with self._phases("ballot"):
-            self._check(exchange)
+        """Raise OverlapError, now or in a later step, if a gradient is not the one that this worker voted with.
 
-    def _check(self, exchange: Exchange) -> None:
-        for slot, wanted in self._voted.items():
-            # by value: DistributedDataParallel writes equal values again at the end of backward, and not every
-            # operation that changes a tensor counts its version up
-            grad = exchange.replica.params[slot].grad
-            if grad is None or not torch.equal(digest(local(grad)), wanted):
-                raise OverlapError(
-                    f"the gradient of {self._names[slot]} changed after its ballot had left (clipping, unscale_, "
-                    "zero_grad?), and overlap=True votes during backward: change gradients inside the model's own "
-                    "backward, or use overlap=False"
-                )
+        By value: DistributedDataParallel writes equal values again at the end of backward, and not every operation that
+        changes a tensor counts its version up.
+        """
+        if not self._voted:
+            return
+        with self._phases("ballot"):
+            grads = [exchange.replica.params[slot].grad for slot in self._voted]
+            none = next(iter(self._voted.values())).new_empty(0)
+            now = [digest(local(grad)) if grad is not None else none for grad in grads]
+            exchange.refuse_changed([self._names[slot] for slot in self._voted], list(self._voted.values()), now)
 
     @untraced
     def gradient_is_there(self, slot: int) -> None:
@@ -112,6 +109,7 @@ class Overlap:
             new = slot not in self._arrived  # a backward pass that failed half-way may be repeated
             self._arrived.add(slot)
             if self._using is not None and new:
+                self._using[0].gradient_is_there()
                 self._send(slot, *self._using)
 
     def _start(self) -> None:
@@ -133,13 +131,14 @@ class Overlap:
             with self._phases("ballot"):
                 self._remember(bucket, exchange)
                 exchange.send(bucket, *steps.ballot(exchange.replica, bucket, exchange.moment))
-        exchange.flight.advance()
+        exchange.advance()
 
     def _remember(self, bucket: Bucket, exchange: Exchange) -> None:
+        compared = exchange.compares_gradients()
         for piece in bucket.pieces:
             self._left.add(piece.slot)
             grad = exchange.replica.params[piece.slot].grad
-            if piece.slot not in self._voted and grad is not None:
+            if compared and piece.slot not in self._voted and grad is not None:
                 self._voted[piece.slot] = digest(local(grad))
 
 

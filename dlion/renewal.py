@@ -15,7 +15,7 @@ from dlion.methods import METHODS, Choices
 from dlion.options import check_parameters
 from dlion.overlap import Overlap
 from dlion.pipeline import Steps
-from dlion.resident.choice import kernels_for, resides
+from dlion.resident.choice import kernels_for, refuse_new_in_graph, resides
 from dlion.resident.exchange import ResidentExchange
 from dlion.resident.lion import ResidentLion
 from dlion.roll_call import roll_call_of
@@ -76,14 +76,21 @@ class Renewal:
             GroupNotReadyError, AgreementError, ExchangeError.
             OverlapError: ballots of a step have left.
         """
-        if self.begun is not None:
-            raise OverlapError("replicas cannot be compared after ballots have left, with overlap=True: do it before")
         self.look()
         self._exchange = self._current() or self._renewed()
         return self._exchange
 
     def look(self) -> None:
-        """Hear what became of the steps so far, and raise what was wrong with one."""
+        """Hear what became of the steps so far, and raise what was wrong with one.
+
+        Raises:
+            OverlapError: ballots of a step have left, and the workers would not all call each other in one order.
+        """
+        if self.begun is not None:
+            raise OverlapError(
+                "replicas cannot be compared after ballots have left, nor steps heard of, with overlap=True: do it "
+                "before backward or after step()"
+            )
         self._hear(now=True)
 
     def count(self) -> None:
@@ -133,6 +140,7 @@ class Renewal:
     def _renewed(self) -> Exchange:
         """An exchange for the group and the layout of now, agreed with the other workers."""
         group, exchange, optimizer = self._group(), self._exchange, self._optimizer
+        refuse_new_in_graph(optimizer.param_groups[0]["params"][0].device)
         if exchange is not None and exchange.serves(group):
             if exchange.fits(optimizer.param_groups):
                 exchange.bind(optimizer.param_groups, optimizer.state)
@@ -163,7 +171,7 @@ class Renewal:
         wire = wire_device(group) if group is not None and workers > 1 else None
         params = [param for _, param in trained(optimizer.param_groups)]
         self._steps = method.steps(rule, choices)
-        if resides(method.fused, o.overlap, params, wire):
+        if resides(method.fused, params, wire):
             assert isinstance(rule, Lion)
             kind = ResidentExchange
             how = (choices.said_zeros, choices.rounding, rule.betas)

@@ -80,6 +80,17 @@ class Stats:
         self.bytes_sent += sent
         self.bytes_received += received
 
+    def traffic(self) -> tuple[int, int, int]:
+        """What `moved` has counted: calls, bytes sent, bytes received."""
+        return self.calls, self.bytes_sent, self.bytes_received
+
+    def add_traffic(self, times: int, traffic: Sequence[int]) -> None:
+        """Count this traffic so many times more."""
+        calls, sent, received = traffic
+        self.calls += times * calls
+        self.bytes_sent += times * sent
+        self.bytes_received += times * received
+
     def checked(self, sent: int, received: int) -> None:
         """Count one collective call that is not for ballots or verdicts."""
         self.check_bytes_sent += sent

@@ -1,6 +1,5 @@
 """Are the replicas still equal? Compared now and then, and mended on request: no header sees a flipped bit."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dlion.asking import Ask, Rows, at_once
+from dlion.callers import warn_caller
 from dlion.channel import Channel, nbytes
 from dlion.comparison import told
 from dlion.errors import AgreementError
@@ -113,7 +113,7 @@ class Verification:
         size = sum(map(nbytes, wrong))
         self._stats.checked(*((size, 0) if self._channel.rank == source else (0, size)))
         self._stats.repairs += len(different)
-        warnings.warn(f"{text}; they took the values of rank {ranks[source]}", stacklevel=14)
+        warn_caller(f"{text}; they took the values of rank {ranks[source]}")
         return [ranks[rank] for rank in different]
 
 

@@ -108,10 +108,11 @@ def test_what_cannot_be_captured_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         param.grad = torch.ones(70)
         for _ in range(steps):
             optimizer.step()
-        monkeypatch.setattr(exchange, "is_captured", lambda device: True)
-        with pytest.raises(ValueError, match=text):
-            optimizer.step()
-        monkeypatch.setattr(exchange, "is_captured", lambda device: False)
+        with monkeypatch.context() as capture:
+            for module in (exchange, choice):
+                capture.setattr(module, "is_captured", lambda device: True)
+            with pytest.raises(ValueError, match=text):
+                optimizer.step()
 
 
 def test_what_a_graph_repeats_is_heard_of_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +125,7 @@ def test_what_a_graph_repeats_is_heard_of_when_somebody_asks(monkeypatch: pytest
         optimizer = optimizer_of(model, group)
         model.fill(rank, 0)
         optimizer.step()
+        cost = optimizer.stats.traffic()
         here.capturing = True
         for step in range(1, 4):
             model.fill(rank, step)
@@ -139,6 +141,7 @@ def test_what_a_graph_repeats_is_heard_of_when_somebody_asks(monkeypatch: pytest
         with pytest.raises(AgreementError) as caught:
             optimizer.check()
         assert optimizer.stats.steps == optimizer.param_groups[0]["t"] == 4
+        assert optimizer.stats.traffic() == tuple(6 * one for one in cost)  # two were refused, but sent what they sent
         optimizer.step()
         optimizer.check()
         assert optimizer.stats.steps == optimizer.param_groups[0]["t"] == 5

@@ -1,6 +1,6 @@
 """An exchange whose host starts steps and hears of each when the next one begins."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -8,16 +8,20 @@ from torch import Tensor
 
 from dlion import agreement
 from dlion.codecs import Moment
-from dlion.errors import AgreementError, NonFiniteGradientError
+from dlion.comparison import GUARDED_EVERY, GUARDED_STEPS
+from dlion.errors import AgreementError, NonFiniteGradientError, OverlapError
 from dlion.exchange import Decision, Exchange, Reading
 from dlion.header import NOBODY, Status
 from dlion.layout import Bucket, local, named
 from dlion.ops.kept import is_captured
 from dlion.resident import headers
+from dlion.resident.choice import refuse_new_in_graph
+from dlion.resident.lane import lane_for
 from dlion.resident.later import Later
 from dlion.resident.ledger import Entries, Ledger
-from dlion.resident.scalars import first_not_finite, scalars
+from dlion.resident.scalars import APPLIED, first_not_finite, scalars
 from dlion.resident.tally import ResidentTally
+from dlion.waited import changed
 
 ON_DEVICE = {"steps": "on the device"}  # all workers must take them there: an error reaches them a step later
 
@@ -27,7 +31,8 @@ class ResidentExchange(Exchange):
 
     Headers are written and judged there, and a ledger there keeps t, the counts and the first trouble; after trouble no
     step writes parameters. `look` reads what the ledger was after the step before, never of the one that has just been
-    started: all workers look at the same step, so that they can find out together what was wrong.
+    started: all workers look at the same step, so that they can find out together what was wrong. With overlap some
+    ballots have left when a step begins, other ones on each worker: the step before is looked at when this one closes.
     """
 
     _slot = -1  # see `Entries`
@@ -38,9 +43,13 @@ class ResidentExchange(Exchange):
         self.device = local(self.replica.params[0]).device
         self.t = int(self.param_groups[0]["t"])
         self.ledger = Ledger(self.t, self.device)
+        self.lane = lane_for(self.options.overlap, self.device)
         self._counted = self.ledger.now()
         self._unheard = self._replayed = False
         self._counts = True
+        self._begun = 0
+        self._of_graph: Sequence[int] = (0, 0, 0)  # traffic of a step
+        self._as_applied: list[dict[str, Any]] | None = None
 
     def terms(self) -> dict[str, Any]:
         return super().terms() | ON_DEVICE
@@ -54,23 +63,8 @@ class ResidentExchange(Exchange):
         Raises:
             AgreementError, NonFiniteGradientError: as `receive` and `decide` on the host, a step later.
         """
-        if is_captured(self.device):
-            self._refuse_capture()
-            self._replayed = True  # and nobody will say how often
-            return
-        if not (self._unheard or now or self._replayed):
-            return
-        self._later.deliver()
-        found = self.ledger.now() if now or self._replayed else self.ledger.heard()
-        ended, self._unheard = self._unheard, False
-        self._count(found)
-        before, self.t = self.t, found.t
-        if found.status != Status.OK:
-            self._tell(found)
-        elif ended and not self._replayed:
-            self.checks.after(self.replica, before, found.t > before, self._counts)
-        if now:
-            self._later.deliver()
+        if not (is_captured(self.device) or (self.options.overlap and not now)):
+            self._hear(now)
 
     def count(self) -> None:
         self._count(self.ledger.now())
@@ -92,9 +86,32 @@ class ResidentExchange(Exchange):
     def begin_anew(self) -> None:
         self.t = int(self.param_groups[0]["t"])
         self._unheard = False
+        self._as_applied = None
 
     def settle(self) -> None:
-        """Nothing: everything was read when the step began."""
+        """As on the host; without overlap everything was read when the step began."""
+        if self.options.overlap:
+            now, _ = scalars(self.param_groups, self.keys, self.device)
+            these = [{name: each[name] for name in APPLIED} for each in now]
+            self.replica.hypers = [then | values for then, values in zip(self.replica.hypers, these, strict=False)]
+            self._as_applied = these
+
+    def gradient_is_there(self) -> None:
+        self.lane.follow()
+
+    def compares_gradients(self) -> bool:
+        """In a few steps of many: each parameter's takes several launches."""
+        return self._begun % GUARDED_EVERY < GUARDED_STEPS
+
+    def refuse_changed(self, names: Sequence[str], before: Sequence[Tensor], now: Sequence[Tensor]) -> None:
+        """As on the host, a step later."""
+        slots = {name: slot for slot, (_, _, name, _) in enumerate(named(self.param_groups))}
+        yes = torch.ones((), dtype=torch.bool, device=self.device)
+        differ = [(a != b).any() if a.shape == b.shape else yes for a, b in zip(before, now, strict=True)]
+        slot = torch.full((), -1, dtype=torch.int64, device=self.device)
+        for name, differs in zip(reversed(names), reversed(differ), strict=True):
+            slot = slot.masked_fill(differs, slots[name])
+        self.ledger.accuse(slot)
 
     def send(self, bucket: Bucket, planes: Tensor, finite: Tensor) -> None:
         """As on the host; `finite` is a bool[]."""
@@ -105,11 +122,17 @@ class ResidentExchange(Exchange):
         planes = torch.zeros(self.wire.count.ballot_planes, bucket.words, dtype=torch.int64, device=self.device)
         self._leave(bucket, planes, torch.full((), self._why, dtype=torch.int64, device=self.device))
 
+    def advance(self) -> None:
+        with self.lane.taking():
+            self.lane.advance(self.flight)
+
     def receive(self) -> Reading:
         """As on the host; the verdict's header is i64[2], and it raises nothing."""
-        consulted = self.flight.receive()
+        with self.lane.taking():
+            consulted = self.flight.receive()
         assert consulted.result is not None
         rows, verdict = consulted.result
+        self.lane.give(rows, verdict)
         return consulted.bucket, verdict, headers.worst(rows, self.workers)
 
     def decide(self, readings: Iterator[Reading]) -> Iterator[Decision]:
@@ -125,14 +148,38 @@ class ResidentExchange(Exchange):
         """The step was started; whether it went well is for `look` to find out."""
         self._counts = counts
         self.ledger.close()
-        if not is_captured(self.device):
-            self.ledger.send()
-            self._unheard = True
+        if is_captured(self.device):
+            self._put_into_graph()
+            return
+        if self.options.overlap:
+            self._hear()
+        self.ledger.send()
+        self._unheard = True
+
+    def _put_into_graph(self) -> None:
+        """The step that has been started is taken when a graph runs, and nobody will say how often."""
+        self._replayed = True
+        self.ledger.repeat()
+        moved = [now - before for now, before in zip(self.stats.traffic(), self._before, strict=True)]
+        self.stats.add_traffic(-1, moved)
+        self._of_graph = moved
 
     def announce_layout_change(self) -> None:
-        """As on the host; the others do not hear of it before they have sent all rows of their step."""
+        """As on the host; the others do not hear of it before they have sent all rows of their step.
+
+        With overlap they hear of it when their next step closes, and until then this worker answers them.
+        """
         if self.voting is None:
             return
+        self._announce()
+        if self.options.overlap:
+            self.close()
+            self._announce()
+            self.close()
+        else:
+            self.look(now=True)
+
+    def _announce(self) -> None:
         self.begin()
         self.rest(Status.LAYOUT_CHANGED)
         try:
@@ -141,7 +188,21 @@ class ResidentExchange(Exchange):
                 self.ledger.enter(self.receive()[2])
         finally:
             self.end()
-        self.look(now=True)
+
+    def _hear(self, now: bool = False) -> None:
+        if not (self._unheard or now or self._replayed):
+            return
+        self._later.deliver()
+        found = self.ledger.now() if now or self._replayed else self.ledger.heard()
+        ended, self._unheard = self._unheard, False
+        self._count(found)
+        before, self.t = self.t, found.t
+        if found.status != Status.OK or found.changed >= 0:
+            self._tell(found)
+        elif ended and not self._replayed:
+            self.checks.after(self.replica, before, found.t > before, self._counts)
+        if now:
+            self._later.deliver()
 
     def _decided(self, held: list[Reading]) -> list[Decision]:
         """All verdicts of a step that one bucket can forbid."""
@@ -158,29 +219,38 @@ class ResidentExchange(Exchange):
 
     def _read(self) -> None:
         given = self.param_groups[0]["t"]
+        self._refuse_capture()
         if given is not self.ledger.t:
-            self._refuse_capture(first=True)
+            refuse_new_in_graph(self.device)
             self.t = int(given)
             self.ledger.t.fill_(self.t)
         for group in self.param_groups:
             group["t"] = self.ledger.t
         self.ledger.begin()
         self.moment = Moment(self.ledger.t, self.rank, self.workers)
-        self._announced, self._fingerprint_of_hypers = scalars(self.param_groups, self.keys, self.device)
+        groups = self.param_groups
+        if self._as_applied is not None:  # compared is how verdicts were applied the last time
+            groups = [now | before for now, before in zip(groups, self._as_applied, strict=True)]
+        self._announced_before = self._announced
+        self._announced, self._fingerprint_of_hypers = scalars(groups, self.keys, self.device)
         self.replica.hypers = self._announced
+        self._begun += 1
+        self._before = self.stats.traffic()
 
     def _leave(self, bucket: Bucket, planes: Tensor, status: Tensor) -> None:
-        own = headers.encode(status, bucket.number, self.ledger.t, self.fingerprint, self._fingerprint_of_hypers)
         shard_words = -(-planes.shape[1] // self.topology.shards)
         observer = self.checks.sample(bucket, self.t, len(self.layout.buckets))
-        tally = ResidentTally(self.wire.count, own, self.ledger.t, bucket.first_word, shard_words, observer)
-        self.flight.send(bucket, Status.OK, self.topology.consult(own, planes, tally))
+        with self.lane.taking(planes, status):
+            own = headers.encode(status, bucket.number, self.ledger.t, self.fingerprint, self._fingerprint_of_hypers)
+            tally = ResidentTally(self.wire.count, own, self.ledger.t, bucket.first_word, shard_words, observer)
+            self.flight.send(bucket, Status.OK, self.topology.consult(own, planes, tally))
         self._sent += 1
 
     def _count(self, found: Entries) -> None:
         """Bring into the statistics what has been counted since the last time."""
         for _ in range(found.steps - self._counted.steps):
             self.stats.stepped(self.layout.numel, self.workers)
+        self.stats.add_traffic(found.repeated - self._counted.repeated, self._of_graph)
         self.stats.skipped += found.skipped - self._counted.skipped
         self.stats.abstentions += found.abstentions - self._counted.abstentions
         self._counted = found
@@ -189,26 +259,24 @@ class ResidentExchange(Exchange):
         """Find out with the others what was wrong; steps go on when it is known."""
         self._slot = found.slot
         try:
+            if found.status == Status.OK:
+                raise OverlapError(changed(self._name(found.changed) or "a parameter"))
+            if self.options.overlap:  # this step has begun already
+                self._announced = self._announced_before
             self._diagnose(Status(found.status), self._why, found.offender)
-        except (AgreementError, NonFiniteGradientError):
+        finally:
             self.ledger.forgive()
-            raise
-        self.ledger.forgive()
 
     def _report(self, status: Status) -> agreement.Report:
         said = super()._report(status)
-        names = [name for _, _, name, _ in named(self.param_groups)]
-        return said | {"not_finite": names[self._slot] if 0 <= self._slot < len(names) else None}
+        return said | {"not_finite": self._name(self._slot)}
 
-    def _refuse_capture(self, first: bool = False) -> None:
-        if not is_captured(self.device):
-            return
-        if first:
-            raise ValueError(
-                "the first step after an optimizer was made or loaded cannot be captured in a graph: call step() once "
-                "or more before the capture"
-            )
-        if self.options.nonfinite == "raise":
+    def _name(self, slot: int) -> str | None:
+        names = [name for _, _, name, _ in named(self.param_groups)]
+        return names[slot] if 0 <= slot < len(names) else None
+
+    def _refuse_capture(self) -> None:
+        if is_captured(self.device) and self.options.nonfinite == "raise":
             raise ValueError(
                 "nonfinite='raise' cannot be captured in a graph, which would go on without a word: use "
                 "nonfinite='abstain' or 'skip', or call step() outside a graph"

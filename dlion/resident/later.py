@@ -49,8 +49,4 @@ class Later:
         """Hear all answers so far; what is done with one may be a collective call, and may raise."""
         asked, self._asked = self._asked, []
         for copy, then in asked:
-            self._tell(copy, then)
-
-    def _tell(self, copy: Copy, then: Then) -> None:
-        """A call of its own: warnings name who called `step()`, who is then as many calls away as with `at_once`."""
-        then(copy.heard())
+            then(copy.heard())

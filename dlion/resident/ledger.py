@@ -15,17 +15,21 @@ class Entries(NamedTuple):
 
     Attributes:
         t: verdicts applied. steps, skipped, abstentions: what `dlion.Stats` counts, since the ledger was begun.
+        repeated: steps that graphs took, refused ones as well.
         status, offender: of the first verdict header that nobody may apply; OK and NOBODY without one.
         slot: the first parameter whose gradient here was not finite then, -1 without or where nobody looked.
+        changed: the first whose gradient here was not the one that was voted with, likewise.
     """
 
     t: int
     steps: int
     skipped: int
     abstentions: int
+    repeated: int
     status: int
     offender: int
     slot: int
+    changed: int
 
 
 class Ledger:
@@ -40,7 +44,8 @@ class Ledger:
 
     def __init__(self, t: int, device: torch.device) -> None:
         self._entries = torch.zeros(len(Entries._fields), dtype=torch.int64, device=device)
-        self.t, self._steps, self._skipped, self._abstentions, self._status, self._offender, self._slot = self._entries
+        self.t, self._steps, self._skipped, self._abstentions, self._repeated, *trouble = self._entries
+        self._status, self._offender, self._slot, self._changed = trouble
         self.t.fill_(t)
         self.forgive()
         self._copy = Copy.of(self._entries)
@@ -70,6 +75,10 @@ class Ledger:
             there = value if isinstance(value, Tensor) else torch.full_like(entry, value)
             entry.copy_(torch.where(first, there, entry))
 
+    def accuse(self, slot: Tensor) -> None:
+        """The gradient of this parameter, i64[], is not the one that was voted with; -1: of none."""
+        self._changed.copy_(torch.where(self._changed < 0, slot, self._changed))
+
     def apply(self, voters: Tensor) -> Tensor:
         """A verdict of so many voters, i64[], is applied; the same number."""
         self._moved.logical_or_(voters > 0)
@@ -81,6 +90,10 @@ class Ledger:
         self.t.add_(self._moved & well)
         self._steps.add_(well)
         self._skipped.add_(well & ~self._moved)
+
+    def repeat(self) -> None:
+        """What was started belongs to a graph, and is one of its steps whenever it runs."""
+        self._repeated.add_(1)
 
     def send(self) -> None:
         """Let the device copy the entries to where `heard` finds them."""
@@ -99,3 +112,4 @@ class Ledger:
         self._status.fill_(Status.OK)
         self._offender.fill_(NOBODY)
         self._slot.fill_(-1)
+        self._changed.fill_(-1)
