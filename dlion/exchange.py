@@ -16,6 +16,7 @@ from dlion.channel import Channel
 from dlion.checks import Checks
 from dlion.codecs import Moment
 from dlion.comparison import told
+from dlion.copies import carried
 from dlion.diagnosis import agree, raise_in_step
 from dlion.flight import Flight
 from dlion.header import NOBODY, BallotHeader, Status, VerdictHeader, worst
@@ -170,6 +171,11 @@ class Exchange(Waited):
         """
         self.replica.resting, self._why = True, why
 
+    def rest_where(self, overflowed: Tensor) -> None:
+        """`rest` where this worker's gradients overflowed under a gradient scaler, bool[]."""
+        if bool(overflowed):
+            self.rest()
+
     def unsent(self) -> Iterator[Bucket]:
         """The buckets of this step whose ballots have not left, in the order that all workers send them.
 
@@ -239,10 +245,7 @@ class Exchange(Waited):
         return [] if Status.SKIP in statuses else held
 
     def announce_layout_change(self) -> None:
-        """Tell the others, in a row of the old length, that the layout changed here; returns if it changed everywhere.
-
-        Raises: AgreementError: it did not change on some worker.
-        """
+        """Tell the others, in a row of the old length, that the layout changed here; an AgreementError if not there."""
         if self.voting is None:
             return
         self.begin()
@@ -267,7 +270,7 @@ class Exchange(Waited):
         device = self.voting.ballots.device if self.voting else planes.device
         shard_words = -(-planes.shape[1] // self.topology.shards)
         tally = self.tally(own, bucket, shard_words)
-        consultation = self.topology.consult(own.encode().to(device), planes.to(device), tally)
+        consultation = self.topology.consult(own.encode().to(device), carried(planes, device), tally)
         self.flight.send(bucket, status, consultation)
         self._sent += 1
 

@@ -21,7 +21,7 @@ from dlion.phases import Phases
 from dlion.pipeline import Steps
 from dlion.renewal import Renewal
 from dlion.replica import Replica
-from dlion.scaling import refuse_overlap, unscaled
+from dlion.scaling import refuse_overlap, unscale
 from dlion.settings import check_settings
 from dlion.stats import Stats
 from dlion.untraced import tell_dynamo, untraced
@@ -156,8 +156,8 @@ class Distributed(OwnState, Follower):
         if self._begins_with_state_alone():
             return loss
         exchange, steps = self._renewal.ready()
-        if not unscaled(self):
-            exchange.rest()
+        if (overflowed := unscale(self)) is not None:
+            exchange.rest_where(overflowed)
         self._take(exchange, steps)
         return loss
 

@@ -24,6 +24,7 @@ class Replica:
         noted: what a rule keeps from the survey of a step to its ballots and verdicts.
         resting: whether this worker says nothing in this step. A rule then finds NaN in the place of every gradient,
             and lets this worker's own state rest as it does for a gradient that is not finite.
+        awake: bool[], False where only the device knows that this worker rests; None where the host knows.
     """
 
     def __init__(self, param_groups: list[dict[str, Any]], state: Any) -> None:
@@ -32,6 +33,7 @@ class Replica:
         self.hypers: list[dict[str, Any]] = []
         self.noted: dict[str, Any] = {}
         self.resting = False
+        self.awake: Tensor | None = None
         self.params = [param for _, _, _, param in named(param_groups) if param.requires_grad]
         self._group = [
             index for index, group in enumerate(param_groups) for param in group["params"] if param.requires_grad

@@ -6,11 +6,11 @@ it found by two attributes that exist during that call: `found_inf`, and `grad_s
 `scaler.unscale_(optimizer)` has unscaled already.
 """
 
-from typing import Any
-
 import torch
+from torch import Tensor
 
 from dlion.errors import OverlapError
+from dlion.layout import local
 
 
 def is_scaled(optimizer: torch.optim.Optimizer) -> bool:
@@ -28,21 +28,36 @@ def refuse_overlap(optimizer: torch.optim.Optimizer) -> None:
 
 
 def unscaled(optimizer: torch.optim.Optimizer) -> bool:
+    """As `unscale`, and wait for it: whether this worker's gradients may vote."""
+    overflowed = unscale(optimizer)
+    return overflowed is None or not bool(overflowed)
+
+
+def unscale(optimizer: torch.optim.Optimizer) -> Tensor | None:
     """Take this worker's scale out of its gradients, in place; nothing to do without a scaler, or after `unscale_`.
 
     Returns:
-        Whether they may vote: False where the scaler found an infinity or NaN among them; they then stay as they are.
+        bool[], where the scaler's numbers are: whether there is an infinity or NaN among them; they then stay as they
+        are. None without a scaler.
     """
     if not is_scaled(optimizer):
-        return True
-    found: Any = optimizer.found_inf  # type: ignore[attr-defined]
-    scale: torch.Tensor | None = optimizer.grad_scale  # type: ignore[attr-defined]
-    if float(found) > 0:
-        return False
+        return None
+    found: Tensor = optimizer.found_inf  # type: ignore[attr-defined]
+    scale: Tensor | None = optimizer.grad_scale  # type: ignore[attr-defined]
+    overflowed = found.reshape(()) > 0
     if scale is not None:
-        inverse = float(scale.double().reciprocal().float())  # as GradScaler.unscale_ has it, to the bit
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    param.grad.mul_(inverse)
-    return True
+        inverse = scale.double().reciprocal().float().reshape(())  # as GradScaler.unscale_ has it, to the bit
+        inverse = inverse.masked_fill(overflowed.to(scale.device), 1.0)
+        grads = [param.grad for group in optimizer.param_groups for param in group["params"]]
+        _multiply([local(grad) for grad in grads if grad is not None], inverse)
+    return overflowed
+
+
+def _multiply(grads: list[Tensor], factor: Tensor) -> None:
+    """f[...] of any devices by f32[]: each product is rounded once."""
+    there = {device: factor.to(device) for device in {grad.device for grad in grads}}
+    for grad in grads:
+        if grad.dtype in (torch.bfloat16, torch.float16):  # torch would round the factor first
+            grad.copy_(grad.float() * there[grad.device])
+        else:
+            grad.mul_(there[grad.device])

@@ -13,9 +13,9 @@ from torch import Tensor
 from unread import read, unread, watch
 from world import succeed, world
 
-from dlion import Distributed
+from dlion import Distributed, copies
 from dlion.errors import AgreementError, DlionError, OverlapError
-from dlion.resident import choice, exchange, later
+from dlion.resident import choice, exchange
 from dlion.resident.exchange import ResidentExchange
 
 assert watch and on_device
@@ -73,13 +73,13 @@ def test_the_bits_are_those_of_the_host(
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_no_step_reads_a_tensor(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = later.Copy.heard
+    heard = copies.Copy.heard
 
-    def allowed(self: later.Copy) -> list[Any]:
+    def allowed(self: copies.Copy) -> list[Any]:
         with read():  # what the device has copied for the host
             return heard(self)
 
-    monkeypatch.setattr(later.Copy, "heard", allowed)
+    monkeypatch.setattr(copies.Copy, "heard", allowed)
 
     def work(rank: int, group: Any) -> None:
         model = copy.deepcopy(MODEL)

@@ -16,9 +16,9 @@ from unread import read, unread, watch
 from world import gloo_group, succeed, world
 
 import dlion.checkpoint
-from dlion import Distributed
+from dlion import Distributed, copies
 from dlion.errors import AgreementError
-from dlion.resident import choice, exchange, later
+from dlion.resident import choice, exchange
 from dlion.resident.exchange import ResidentExchange
 
 assert watch and on_device
@@ -60,13 +60,13 @@ def test_a_checkpoint_a_copy_and_a_pickle_hold_t_as_a_number(tmp_path: Any) -> N
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("options", [{}, {"zeros": "exact"}, {"method": "dlion-avg"}, {"nonfinite": "raise"}])
 def test_no_step_reads_a_tensor(workers: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = later.Copy.heard
+    heard = copies.Copy.heard
 
-    def allowed(self: later.Copy) -> list[Any]:
+    def allowed(self: copies.Copy) -> list[Any]:
         with read():  # what the device has copied for the host
             return heard(self)
 
-    monkeypatch.setattr(later.Copy, "heard", allowed)
+    monkeypatch.setattr(copies.Copy, "heard", allowed)
 
     def work(rank: int, group: Any) -> int:
         model = Model()

@@ -22,7 +22,14 @@ SMALLEST_MOMENTUM = 2.0**-126  # below it a float32 is denormal, and denormals m
 
 
 def lion_message(
-    grad: Tensor, momentum: Tensor, beta1: float, beta2: float, first_word: int, t: Whole, rank: int
+    grad: Tensor,
+    momentum: Tensor,
+    beta1: float,
+    beta2: float,
+    first_word: int,
+    t: Whole,
+    rank: int,
+    awake: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Lion's message, and the momentum moved in place (arXiv 2404.00438, Algorithm 1).
 
@@ -32,7 +39,7 @@ def lion_message(
             and rounded up or down with the odds of the distance, since a small `(1-b2)*g` is lost by rounding to
             nearest: with b2=0.99 and a constant gradient of 1 it then stays at 0.80.
         beta1, beta2: rounded once from float64.
-        first_word, t, rank: as in `ballot`; what bfloat16 is rounded by follows from them.
+        first_word, t, rank: as in `ballot`; what bfloat16 is rounded by follows from them. awake: as there.
 
     Returns:
         `b1*m + (1-b1)*g` with the old m, f[n], 0 where it is not finite; and bool[], whether all of it was. Where it is
@@ -50,6 +57,8 @@ def lion_message(
             moved.shape
         )
         fine = finite & moved.isfinite()
+    if awake is not None:
+        fine = fine & awake
     momentum.copy_(torch.where(fine, moved, momentum))
     return message.masked_fill(~finite, 0.0), finite.all()
 
@@ -153,6 +162,7 @@ def ballot(
     t: Whole,
     rank: int,
     zeros: str,
+    awake: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One bucket's ballot from the pieces in it: `lion_message`, then `pack_signs` or `pack_ternary`, in one call.
 
@@ -168,6 +178,7 @@ def ballot(
         first_word: number of the bucket's first word in the whole layout.
         t: verdicts applied so far. rank: of this worker in the voting group.
         zeros: "balanced": one bit per element; "exact": ternary.
+        awake: bool[], False where no momentum may move; for steps on a device, whose host does not know. None: True.
 
     Returns:
         i64[1, size/64], or i64[2, size/64] for "exact", where padding is 0; and bool[], whether all was finite.
@@ -185,7 +196,8 @@ def ballot(
         g = torch.zeros_like(momentum) if grad is None else grad.reshape(momentum.shape)
         first = offset // 64
         where = (first_word + first, t, rank)
-        message, fine = lion_message(-g if negate[group] else g, momentum, beta1s[group], beta2s[group], *where)
+        g = -g if negate[group] else g
+        message, fine = lion_message(g, momentum, beta1s[group], beta2s[group], *where, awake)
         flat = torch.nn.functional.pad(message.reshape(-1), (0, -message.numel() % 64))
         if zeros == "exact":
             said = pack_ternary(flat)

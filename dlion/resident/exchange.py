@@ -96,6 +96,9 @@ class ResidentExchange(Exchange):
             self.replica.hypers = [then | values for then, values in zip(self.replica.hypers, these, strict=False)]
             self._as_applied = these
 
+    def rest_where(self, overflowed: Tensor) -> None:
+        self.replica.awake = ~overflowed.to(self.device)
+
     def gradient_is_there(self) -> None:
         self.lane.follow()
 
@@ -116,7 +119,10 @@ class ResidentExchange(Exchange):
     def send(self, bucket: Bucket, planes: Tensor, finite: Tensor) -> None:
         """As on the host; `finite` is a bool[]."""
         bad = torch.full((), Status[self.options.nonfinite.upper()], dtype=torch.int64, device=self.device)
-        self._leave(bucket, planes, bad.masked_fill(finite, Status.OK))
+        status = bad.masked_fill(finite, Status.OK)
+        if self.replica.awake is not None:
+            status = status.masked_fill(~self.replica.awake, Status.ABSTAIN)
+        self._leave(bucket, planes, status)
 
     def abstain(self, bucket: Bucket) -> None:
         planes = torch.zeros(self.wire.count.ballot_planes, bucket.words, dtype=torch.int64, device=self.device)
@@ -210,6 +216,8 @@ class ResidentExchange(Exchange):
         statuses = torch.stack([headers.status_of(header) for _, _, header in held])
         if self.options.nonfinite == "raise":
             slot = first_not_finite(self.param_groups, self.device)
+            if self.replica.awake is not None:
+                slot = slot.masked_fill(~self.replica.awake, -1)
             self.ledger.refuse((statuses == Status.RAISE).any(), Status.RAISE, NOBODY, slot)
         go = self.ledger.well & (statuses != Status.SKIP).all()
         return [
@@ -233,7 +241,7 @@ class ResidentExchange(Exchange):
             groups = [now | before for now, before in zip(groups, self._as_applied, strict=True)]
         self._announced_before = self._announced
         self._announced, self._fingerprint_of_hypers = scalars(groups, self.keys, self.device)
-        self.replica.hypers = self._announced
+        self.replica.hypers, self.replica.awake = self._announced, None
         self._begun += 1
         self._before = self.stats.traffic()
 

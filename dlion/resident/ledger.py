@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dlion.copies import Copy
 from dlion.header import NOBODY, Status
 from dlion.resident import headers
-from dlion.resident.later import Copy
 
 
 class Entries(NamedTuple):

@@ -54,6 +54,7 @@ class ResidentLion:
             moment.t,
             moment.rank,
             self.zeros,
+            replica.awake,
         )
         return words, finite
 
