@@ -63,6 +63,10 @@ def test_a_ballot_comes_after_gradients_of_other_streams() -> None:
         Stream.here = stream
         lane.follow()
     assert Stream.told == [("other", "waits for", "main"), ("main", "waits for", "other")]
+    lane.begin()
+    Stream.here = other
+    lane.follow()
+    assert len(Stream.told) == 2
 
 
 def test_without_overlap_and_without_streams_all_is_in_line() -> None:

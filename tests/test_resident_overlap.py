@@ -206,7 +206,7 @@ def test_a_graph_holds_backward_and_step_and_what_is_wrong_is_heard_when_somebod
 ) -> None:
     def work(rank: int, group: Any) -> str:
         model = copy.deepcopy(MODEL)
-        opt = Distributed(model.parameters(), process_group=group, bucket_bytes=SMALL, overlap=True)
+        opt = Distributed(model.parameters(), process_group=group, bucket_bytes=8 * SMALL, overlap=True)
         for step in range(6):
             opt.zero_grad()
             if step == 0:
@@ -226,7 +226,7 @@ def test_a_graph_holds_backward_and_step_and_what_is_wrong_is_heard_when_somebod
         group.barrier().wait()
         with pytest.raises(AgreementError) as caught:
             opt.check()
-        # with overlap a learning rate is compared a step later
+        assert "on rank 1 group 0 has lr=0.5 instead of 0.25" in str(caught.value)
         assert opt.stats.steps == opt.param_groups[0]["t"] == 5
         return str(caught.value)
 

@@ -158,7 +158,9 @@ class ResidentExchange(Exchange):
             self._put_into_graph()
             return
         if self.options.overlap:
-            self._hear()
+            self._announced, last = self._announced_before, self._announced
+            self._hear()  # of the step before
+            self._announced = last
         self.ledger.send()
         self._unheard = True
 
@@ -235,6 +237,7 @@ class ResidentExchange(Exchange):
         for group in self.param_groups:
             group["t"] = self.ledger.t
         self.ledger.begin()
+        self.lane.begin()
         self.moment = Moment(self.ledger.t, self.rank, self.workers)
         groups = self.param_groups
         if self._as_applied is not None:  # compared is how verdicts were applied the last time
@@ -269,8 +272,6 @@ class ResidentExchange(Exchange):
         try:
             if found.status == Status.OK:
                 raise OverlapError(changed(self._name(found.changed) or "a parameter"))
-            if self.options.overlap:  # this step has begun already
-                self._announced = self._announced_before
             self._diagnose(Status(found.status), self._why, found.offender)
         finally:
             self.ledger.forgive()

@@ -12,6 +12,9 @@ from dlion.flight import Flight
 class InLine:
     """Everything runs where it is started."""
 
+    def begin(self) -> None:
+        """A step begins: its gradients may belong to a graph, and must not wait for what does not."""
+
     def follow(self) -> None:
         """A gradient was made by the current stream: what is started there next comes after all gradients so far."""
 
@@ -39,6 +42,9 @@ class Beside(InLine):
         self._device = device
         self._stream = torch.Stream(device)
         self._source: torch.Stream | None = None
+
+    def begin(self) -> None:
+        self._source = None
 
     def follow(self) -> None:
         current = self._current()
