@@ -42,6 +42,7 @@ CASES: list[tuple[dict[str, Any], Change | None]] = [
 ]
 
 
+@pytest.mark.wide(3)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize(("options", "change"), CASES)
 def test_the_bits_are_those_of_the_host(
@@ -55,7 +56,7 @@ def test_the_bits_are_those_of_the_host(
                 change(step, model, opt)
             kinds.append(type(opt._renewal._exchange))
 
-        found = train(rank, group, look, overlap=overlap, **options)
+        found = train(rank, group, look, overlap=overlap, bucket_bytes=4 * SMALL, **options)
         assert not overlap or kinds[-1] is ResidentExchange
         return found
 
@@ -156,7 +157,7 @@ def test_a_layout_that_changes_everywhere_is_gone_on_with(monkeypatch: pytest.Mo
                 opt.zero_grad()
                 backward(model, rank, 50)
 
-        return train(rank, group, freeze, overlap=overlap)[0]
+        return train(rank, group, freeze, overlap=overlap, bucket_bytes=4 * SMALL)[0]
 
     device = succeed(world(3, lambda rank, group: work(rank, group, True)))
     monkeypatch.setattr(choice, "is_accelerator", lambda device: False)
