@@ -66,6 +66,9 @@ def correctness(kernels: ModuleType, device: torch.device) -> Iterator[Row]:
     counted = list(product(voters, (4, 5)))
     wrong = sum(not _same_tally(kernels, device, *case) for case in counted)
     yield _count("tallies", wrong, len(counted))
+    held = [moved(numbers(shape, dtype, 70), device) for shape in (*SHAPES, (1 << 20,)) for dtype in FLOATS]
+    wrong = sum(not same(kernels.hashed(each, k), reference.hashed(each.cpu(), k)) for k, each in enumerate(held))
+    yield _count("checksums", wrong, len(held))
 
 
 def determinism(kernels: ModuleType, device: torch.device) -> Iterator[Row]:

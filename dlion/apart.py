@@ -1,5 +1,6 @@
 """Parameters whose gradients stay local are moved by votes alone: another optimizer would train every worker apart."""
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, WeakValueDictionary
@@ -26,6 +27,8 @@ def watch(params: Iterable[Tensor], ranks: Sequence[int]) -> None:
     """Warn where an optimizer that does not vote steps with these parameters, whose replicas the ranks have."""
     here = tuple(sorted(ranks))
     for param in params:
+        if id(param) not in _among:
+            weakref.finalize(param, _among.pop, id(param), None)
         _local[id(param)], _among[id(param)] = param, here
     if not _watching:
         _watching.append(register_optimizer_step_pre_hook(_look))

@@ -19,7 +19,7 @@ from dlion.ops import library, native, reference
 
 KERNELS = ("auto", "reference", "native", "triton")
 # what `triton.py` has; here, since importing it imports Triton
-ON_GPU = ("ballot", "apply", "tally_majority", "tally_majority_ternary", "tally_count", "tally_count_ternary")
+ON_GPU = ("ballot", "apply", "tally_majority", "tally_majority_ternary", "tally_count", "tally_count_ternary", "hashed")
 
 SCHEMAS = (
     "lion_message(Tensor grad, Tensor(a!) momentum, float beta1, float beta2, int first_word, int t, int rank) "

@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlion.ops import reference, triton_kernels, triton_tally
+from dlion.ops import reference, triton_hash, triton_kernels, triton_tally
 from dlion.ops.arguments import ballot_planes, check_rounding, check_tables, check_voters
+from dlion.ops.bits import as_bytes
 from dlion.ops.chunks import Chunks, chunks, clock_of, hypers_of
 from dlion.ops.memory import present, put_back, those, with_rows
 
@@ -168,6 +169,15 @@ def tally_count(ballots: Tensor, planes: int) -> Tensor:
 
 def tally_count_ternary(ballots: Tensor, planes: int) -> Tensor:
     return _count(ballots, planes)
+
+
+def hashed(tensor: Tensor, number: int) -> Tensor:
+    flat = as_bytes(tensor)
+    totals = torch.empty(-(-flat.numel() // (8 * triton_hash.WORDS)), dtype=torch.int64, device=flat.device)
+    if totals.numel():
+        with _on(flat.device):
+            triton_hash.sums[(totals.numel(),)](flat, totals, flat.numel(), number, **triton_hash.LAUNCH)
+    return totals.sum()
 
 
 def _majority(ballots: Tensor, first_word: int, t: int, ties: str) -> Tensor:

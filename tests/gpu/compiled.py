@@ -21,7 +21,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dlion.ops import triton_kernels, triton_tally
+from dlion.ops import triton_hash, triton_kernels, triton_tally
 
 BYTES = {tl.float32: 4, tl.bfloat16: 2, tl.float16: 2}
 POINTERS = {
@@ -36,6 +36,8 @@ POINTERS = {
     "finite": "*i1",
     "ballots": "*i64",
     "verdict": "*i64",
+    "memory": "*u8",
+    "totals": "*i64",
 }
 TIES = [(False, "rotate"), (False, "alternate"), (True, "rotate"), (True, "alternate"), (True, "zero")]
 
@@ -51,6 +53,7 @@ def variants() -> list[tuple[Any, dict[str, Any], dict[str, int]]]:
         if param != tl.float32 or not stochastic:
             how = {"PARAM": param, "PLANES": planes, "STOCHASTIC": stochastic}
             made.append((triton_kernels.apply, how, {"loads": BYTES[param], "stores": BYTES[param]}))
+    made.append((triton_hash.sums, {}, {"loads": 4, "stores": 0}))
     for planes in (3, 7):
         for ternary, ties in TIES:
             how = {"TERNARY": ternary, "TIES": ties, "PLANES": planes}
@@ -62,8 +65,8 @@ def variants() -> list[tuple[Any, dict[str, Any], dict[str, int]]]:
 
 
 def compiled(kernel: Any, how: dict[str, Any], target: GPUTarget) -> Any:
-    chunked = kernel in (triton_kernels.ballot, triton_kernels.apply)
-    launch = dict(triton_kernels.LAUNCH if chunked else triton_tally.LAUNCH)
+    home = next(module for module in (triton_hash, triton_kernels, triton_tally) if kernel in vars(module).values())
+    launch = dict(home.LAUNCH)
     constants = how | {name: launch.pop(name) for name in ("ROWS", "WORDS") if name in launch}
     if target.backend == "hip":
         launch.pop("maxnreg", None)

@@ -41,6 +41,17 @@ def test_a_ballot_has_the_bits_of_the_reference(
         assert_ballots_agree(list(grads), momenta, t, zeros)
 
 
+@pytest.mark.parametrize("nbytes", [0, 1, 7, 8, 9, 200, 8191, 8192, 8193, 40_003])
+def test_a_checksum_has_the_bits_of_the_reference(nbytes: int) -> None:
+    memory = torch.randint(0, 256, (nbytes + 16,), dtype=torch.uint8, generator=torch.Generator().manual_seed(nbytes))
+    for first, number in ((0, 0), (1, 3), (8, 2**31), (16, 2**62)):
+        held = memory[first : first + nbytes]  # at any address, as a slice of a bfloat16 parameter may be
+        assert triton.hashed(held, number).equal(reference.hashed(held, number))
+    turned = memory[: nbytes // 2 * 2].view(2, -1).t()
+    assert triton.hashed(turned, 1).equal(reference.hashed(turned, 1))
+    assert triton.hashed(torch.tensor(3.0).bfloat16(), 5).equal(reference.hashed(torch.tensor(3.0).bfloat16(), 5))
+
+
 @pytest.mark.parametrize("zeros", ["balanced", "exact"])
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
 def test_missing_gradients_count_as_zero(zeros: str, kept: torch.dtype) -> None:
