@@ -97,7 +97,7 @@ class Sample:
         mask = torch.full((width,), ALL, dtype=torch.int64, device=device)
         for word, real in self._bucket.tails:
             if first <= word < first + width:
-                mask[word - first] = real
+                mask[word - first].fill_(real)  # to assign a number would wait for the device
         return mask
 
 

@@ -62,13 +62,19 @@ def _look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         )
 
 
+def _may_move(group: dict[str, Any]) -> bool:
+    """Whether its learning rate is not 0, as far as is known without waiting for a device."""
+    lr = group.get("lr", 1.0)
+    return isinstance(lr, Tensor) or bool(lr != 0)
+
+
 @untraced
 def _is_apart(optimizer: Optimizer) -> bool:
     """Whether it moves, without votes, what stays local; said once."""
     if optimizer in _voting or optimizer in _told:
         return False
     # some methods step with one of torch's optimizers, whose groups are then theirs, with a count of verdicts
-    groups = [group for group in optimizer.param_groups if "t" not in group and group.get("lr", 1.0) != 0]
+    groups = [group for group in optimizer.param_groups if "t" not in group and _may_move(group)]
     held = {id(param) for group in groups for param in group["params"] if _local.get(id(param)) is param}
     for voter in list(_voting) if held else ():
         # of one that steps around it; getattr: another thread may be making it

@@ -22,7 +22,7 @@ class Copy:
         there.copy_(values, non_blocking=True)
         written = torch.Event(values.device) if on_device else None
         if written is not None:
-            written.record()
+            written.record(torch.accelerator.current_stream(values.device))  # else of the current device's
         return Copy(there, written)
 
     def arrived(self) -> Tensor:

@@ -71,13 +71,13 @@ class Flight:
             if consulted.awaits_ballots:
                 break  # later verdicts must not overtake this one
 
-    def count(self) -> None:
-        """Wait for all ballots under way, count them, and let their verdicts leave.
+    def count(self, but: int = 0) -> None:
+        """Wait for ballots under way, `but` the newest so many buckets', count them, and let their verdicts leave.
 
         Raises:
             ExchangeError: another worker was lost.
         """
-        for consulted in self._under_way:
+        for consulted in list(self._under_way)[: len(self._under_way) - but]:
             if consulted.awaits_ballots:
                 self._go_on(consulted)
 

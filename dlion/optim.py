@@ -57,7 +57,8 @@ class Distributed(OwnState, Follower):
         maximize: step up the gradient.
         kernels: "auto" takes "native" (C++) for CPU tensors where it was compiled, "triton" for tensors on a GPU where
             torch brought it, else "reference" (pure torch). All give the same bits.
-        bucket_bytes: of one-bit ballots that travel together, a multiple of 8; 1 MiB, and 128 KiB with `overlap=True`.
+        bucket_bytes: of one-bit ballots that travel together, a multiple of 8; 1 MiB, and 128 KiB with `overlap=True`;
+            for Lion's votes on an accelerator, where a bucket costs the host more than the device, 32 and 2 MiB.
         overlap: send ballots while backward still runs, as soon as the gradients of a bucket are there; the same bits.
             Gradients must not change between backward and `step()` (no clipping, no gradient scaler), and all backward
             passes but the last of a step belong into `with optimizer.accumulate():`.

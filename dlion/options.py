@@ -24,6 +24,8 @@ ON_MISMATCH = ("raise", "repair")
 ROUNDINGS = ("stochastic", "nearest")
 BUCKET_BYTES = 2**20
 OVERLAP_BYTES = 2**17  # a million parameters; smaller ones begin earlier, but each call costs a few wake-ups (measured)
+# where steps are taken on an accelerator: each bucket costs the host the same time, however short the device's is
+DEVICE_BUCKET_BYTES, DEVICE_OVERLAP_BYTES = 2**25, 2**21
 WHOLE_MODEL = 2**62  # the bucket of methods that have one ballot for all parameters
 LONGEST_TIMEOUT = 1e9  # seconds, 30 years: beyond it the network library's clocks overflow
 
@@ -44,6 +46,7 @@ class Options:
     timeout: timedelta | None
     verify_every: int
     on_mismatch: str
+    device_bucket_bytes: int
 
     @staticmethod
     def checked(
@@ -71,6 +74,7 @@ class Options:
                 f"zeros={shown(zeros)} has no meaning with method={method!r}, whose ballots are no votes: leave it out"
             )
         _check_overlap(method, overlap)
+        device_bucket = bucket_bytes or (DEVICE_OVERLAP_BYTES if overlap else DEVICE_BUCKET_BYTES)
         bucket_bytes = _checked_bucket(method, bucket_bytes, overlap)
         ties = _checked_ties(method, ties, zeros)
         rounding = _checked_rounding(method, rounding)
@@ -79,7 +83,7 @@ class Options:
         every = _checked_verification(verify_every)
         one_of("on_mismatch", on_mismatch, ON_MISMATCH)
         votes = (method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, overlap)
-        return Options(*votes, waits, every, on_mismatch)
+        return Options(*votes, waits, every, on_mismatch, device_bucket)
 
     def agreed(self, workers: int) -> dict[str, Any]:
         """The part that every worker must share.

@@ -2,6 +2,7 @@
 
 import weakref
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -173,7 +174,7 @@ class Renewal:
         self._steps = method.steps(rule, choices)
         if resides(method.fused, params, wire):
             assert isinstance(rule, Lion)
-            kind = ResidentExchange
+            kind, o = ResidentExchange, replace(o, bucket_bytes=o.device_bucket_bytes)
             how = (choices.said_zeros, choices.rounding, rule.betas)
             self._steps = ResidentLion(kernels_for(name), self._steps.wire, *how)
         # not optimizer.defaults: torch adds a key to it when a state dict is loaded, which may happen on some workers

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
@@ -213,7 +214,7 @@ class RollCall:
         """
         try:
             yield
-        except DlionError:
+        except (DlionError, torch.OutOfMemoryError):
             raise
         except RuntimeError as error:
             waited = time.monotonic() - began

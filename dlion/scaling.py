@@ -6,6 +6,8 @@ it found by two attributes that exist during that call: `found_inf`, and `grad_s
 `scaler.unscale_(optimizer)` has unscaled already.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,13 +40,15 @@ def unscale(optimizer: torch.optim.Optimizer) -> Tensor | None:
 
     Returns:
         bool[], where the scaler's numbers are: whether there is an infinity or NaN among them; they then stay as they
-        are. None without a scaler.
+        are. None without a scaler, or without gradients.
     """
     if not is_scaled(optimizer):
         return None
-    found: Tensor = optimizer.found_inf  # type: ignore[attr-defined]
+    found: Any = optimizer.found_inf  # type: ignore[attr-defined]
+    if not isinstance(found, Tensor):  # no parameter has a gradient
+        return None
     scale: Tensor | None = optimizer.grad_scale  # type: ignore[attr-defined]
-    overflowed = found.reshape(()) > 0
+    overflowed: Tensor = found.reshape(()) > 0
     if scale is not None:
         inverse = scale.double().reciprocal().float().reshape(())  # as GradScaler.unscale_ has it, to the bit
         inverse = inverse.masked_fill(overflowed.to(scale.device), 1.0)

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from dlion.flight import Flight
+from dlion.header import Status
 from dlion.phases import Phases
 from dlion.resident.lane import Beside, InLine, lane_for
 
 DEVICE = torch.device("cuda")
+BUCKET: Any = object()
 
 
 class Stream:
@@ -67,6 +69,36 @@ def test_a_ballot_comes_after_gradients_of_other_streams() -> None:
     Stream.here = other
     lane.follow()
     assert len(Stream.told) == 2
+
+
+def test_ballots_of_the_next_bucket_leave_before_the_verdict_on_one() -> None:
+    """In hooks of backward and in `step()` alike, so that all workers start their calls in one order."""
+    started: list[str] = []
+
+    class Call:
+        result = None
+
+        def wait(self) -> None:
+            pass
+
+        def arrived(self) -> bool:
+            return True
+
+    def consultation(number: int) -> Any:
+        started.append(f"ballots {number}")
+        yield Call()
+        started.append(f"verdict {number}")
+        yield Call()
+        return None
+
+    flight, lane = Flight(Phases()), Beside(DEVICE)
+    for number in range(3):
+        flight.send(BUCKET, Status.OK, consultation(number))
+        lane.sent(flight)
+        lane.advance(flight)
+    for _ in range(3):
+        flight.receive()
+    assert started == ["ballots 0", "ballots 1", "verdict 0", "ballots 2", "verdict 1", "verdict 2"]
 
 
 def test_without_overlap_and_without_streams_all_is_in_line() -> None:

@@ -112,6 +112,22 @@ def test_scales_leave_no_trace_and_who_overflows_rests(options: dict[str, Any], 
     assert scales == [2.0**10, 2.0**6, 2.0**12]  # two steps without overflow double one, each overflow halves it
 
 
+def test_a_worker_without_gradients_votes_as_without_a_scaler() -> None:
+    """Then the scaler has found nothing, and says so by a number that is no tensor."""
+
+    def work(rank: int, group: Any, scale: bool) -> Any:
+        model, scaler = Net(), GradScaler("cpu", init_scale=2.0**8, enabled=scale)
+        optimizer = Distributed(model.parameters(), lr=LR, process_group=group)
+        loss = scaler.scale(model.loss(rank, 0))
+        if rank != 1:
+            loss.backward()
+        scaler.step(optimizer)
+        return result(model, optimizer)
+
+    with_scaler = succeed(world(WORKERS, lambda r, g: work(r, g, True)))
+    assert equal(with_scaler, succeed(world(WORKERS, lambda r, g: work(r, g, False))))
+
+
 @pytest.mark.parametrize("explicit", [False, True], ids=["inside", "before"])
 def test_a_sharded_scaler_rests_alone_or_where_it_unscales_first_with_everybody(explicit: bool) -> None:
     def work(rank: int, group: Any) -> Any:

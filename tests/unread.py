@@ -66,10 +66,19 @@ def watch() -> Iterator[None]:
             raise ReadError("where was given a number")
         return where(*args, **kwargs)
 
+    put = Tensor.__setitem__
+
+    def of_a_tensor(self: Tensor, place: Any, value: Any) -> None:
+        """A plain number for one element goes through the host's memory, and is waited for."""
+        if watched() and not isinstance(value, Tensor) and self[place].dim() == 0:
+            raise ReadError("an element was given a number")
+        put(self, place, value)
+
     with ExitStack() as stack:
         for name in METHODS:
             stack.enter_context(mock.patch.object(Tensor, name, guarded(name)))
         stack.enter_context(mock.patch.object(torch, "where", of_tensors))
+        stack.enter_context(mock.patch.object(Tensor, "__setitem__", of_a_tensor))
         yield
 
 

@@ -19,7 +19,7 @@ def word_at(memory, first, at, left):
     return word
 
 
-@triton.jit(do_not_specialize=[2, 3])
+@triton.jit(do_not_specialize=list(range(4)))
 def sums(memory, totals, nbytes: tl.int64, number: tl.int64, WORDS: tl.constexpr):
     """Of each run of words the sum that `bits.hashed` makes.
 

@@ -129,8 +129,7 @@ class ResidentExchange(Exchange):
         self._leave(bucket, planes, torch.full((), self._why, dtype=torch.int64, device=self.device))
 
     def advance(self) -> None:
-        with self.lane.taking():
-            self.lane.advance(self.flight)
+        self.lane.advance(self.flight)
 
     def receive(self) -> Reading:
         """As on the host; the verdict's header is i64[2], and it raises nothing."""
@@ -250,11 +249,13 @@ class ResidentExchange(Exchange):
 
     def _leave(self, bucket: Bucket, planes: Tensor, status: Tensor) -> None:
         shard_words = -(-planes.shape[1] // self.topology.shards)
-        observer = self.checks.sample(bucket, self.t, len(self.layout.buckets))
+        # what a graph repeats nobody would take up
+        observer = None if is_captured(self.device) else self.checks.sample(bucket, self.t, len(self.layout.buckets))
         with self.lane.taking(planes, status):
             own = headers.encode(status, bucket.number, self.ledger.t, self.fingerprint, self._fingerprint_of_hypers)
             tally = ResidentTally(self.wire.count, own, self.ledger.t, bucket.first_word, shard_words, observer)
             self.flight.send(bucket, Status.OK, self.topology.consult(own, planes, tally))
+            self.lane.sent(self.flight)
         self._sent += 1
 
     def _count(self, found: Entries) -> None:

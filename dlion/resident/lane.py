@@ -26,8 +26,11 @@ class InLine:
     def give(self, *tensors: Tensor) -> None:
         """The current stream, which reads these tensors, goes on after all that was started inside `taking`."""
 
+    def sent(self, flight: Flight) -> None:
+        """Ballots of one more bucket have left; inside `taking`."""
+
     def advance(self, flight: Flight) -> None:
-        """Let buckets go on as far as the host need not wait; inside `taking`."""
+        """Let buckets go on as far as the host need not wait."""
         flight.advance()
 
 
@@ -66,8 +69,16 @@ class Beside(InLine):
         for tensor in tensors:
             tensor.record_stream(current)
 
+    def sent(self, flight: Flight) -> None:
+        """Count the bucket before it, which waits on this stream and never on the host.
+
+        So every worker starts its calls in one order, ballots of k + 1 before the verdict on k, whenever backward
+        brings a gradient: two groups of NCCL that take turns on one device ask for that.
+        """
+        flight.count(but=1)
+
     def advance(self, flight: Flight) -> None:
-        flight.count()  # which waits on this stream, and never on the host
+        pass
 
     def _current(self) -> torch.Stream:
         return torch.accelerator.current_stream(self._device)
