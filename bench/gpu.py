@@ -86,15 +86,18 @@ def main() -> None:
     workers = options.workers if options.workers is not None else torch.cuda.device_count()
     began, around = time.monotonic(), surroundings(device)
     print(", ".join(f"{name} {value}" for name, value in around.items() if value), flush=True)
-    found = []
-    for row in rows(device, int(options.largest), workers, options.rounds):
-        found.append(row)
-        print(line(row), flush=True)
+    found: list[Row] = []
+    try:
+        for row in rows(device, int(options.largest), workers, options.rounds):
+            found.append(row)
+            print(line(row), flush=True)
+    finally:  # what was found is worth sending, whatever ended the rest
+        text = json.dumps({"surroundings": around, "rows": [asdict(row) for row in found]}, indent=1)
+        options.json.write_text(text)
     print(
         f"{time.monotonic() - began:.0f} s, {sum(row.held is False for row in found)} of "
         f"{sum(row.held is not None for row in found)} targets not held, {options.json} written"
     )
-    options.json.write_text(json.dumps({"surroundings": around, "rows": [asdict(row) for row in found]}, indent=1))
     sys.exit(any(row.held is False for row in found))
 
 

@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gpu_checks import Row
+from gpu_checks import Row, placed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dlion
+from dlion.errors import AgreementError
+from dlion.options import DEVICE_BUCKET_BYTES
 
 TENSOR = 2**26  # elements of a large tensor
-BUCKET = 2**23  # of a bucket of 1 MiB of votes, the default
+BUCKET = 8 * DEVICE_BUCKET_BYTES  # elements of a bucket, as a step there takes them
 COPY_SHARE = 0.90  # of the rate of a copy, which each kernel must reach
 ADAMW_SHARE = 0.80  # of the seconds of fused AdamW, which ballot and apply may take
 VOTERS = (8, 64, 512)
@@ -67,7 +69,7 @@ def kernel_rates(kernels: ModuleType, device: torch.device, numel: int, rounds: 
         "apply": (apply, 8.125 * numel),
     }
     for voters in VOTERS:
-        shard = _words(device, voters, max(1, words // voters))
+        shard = _words(device, voters, max(1, numel // voters))  # as many bytes as are copied, or starting would count
         seen = lambda ballots=shard: kernels.tally_majority(ballots, 0, 3, "rotate")  # noqa: E731
         what[f"tally of {voters}"] = (seen, 8.0 * shard[0].numel() * (voters + 1))
     seconds = medians({name: run for name, (run, _) in what.items()}, device, rounds)
@@ -117,19 +119,18 @@ def _steps(kernels: ModuleType, device: torch.device, sizes: list[int], rounds: 
 
 
 def _kernels_alone(kernels: ModuleType, lion: dlion.DistributedLion, params: list[nn.Parameter]) -> Callable[[], None]:
-    """Ballot and apply of every tensor, bucket by bucket where one is larger."""
-    runs = [
-        (param.detach()[first : first + BUCKET], param.grad[first : first + BUCKET], momentum[first : first + BUCKET])
-        for param, momentum in ((param, lion.state[param]["exp_avg"]) for param in params)
-        if param.grad is not None
-        for first in range(0, param.numel(), BUCKET)
-    ]
+    """Ballot and apply of all tensors, in buckets as a step takes them."""
+    most = max(1, BUCKET // max(param.numel() for param in params))  # tensors of a bucket; all are of one size
+    buckets = [params[first : first + most] for first in range(0, len(params), most)]
 
     def run() -> None:
-        for param, grad, momentum in runs:
-            size = -(-param.numel() // 64) * 64
-            words, _ = kernels.ballot([grad], [momentum], [0], [0], size, [0.9], [0.99], [False], 0, 3, 0, "balanced")
-            kernels.apply([param], words, [0], [0], [-1e-6, 1e-6], [1.0], "nearest", 0, 3, 0)
+        for held in buckets:
+            offsets, size = placed([param.numel() for param in held])
+            groups, momenta = [0] * len(held), [lion.state[param]["exp_avg"] for param in held]
+            rest = (offsets, groups, size, [0.9], [0.99], [False], 0, 3, 0, "balanced")
+            words, _ = kernels.ballot([param.grad for param in held], momenta, *rest)
+            values = [param.detach() for param in held]
+            kernels.apply(values, words, offsets, groups, [-1e-6, 1e-6], [1.0], "nearest", 0, 3, 0)
 
     return run
 
@@ -158,6 +159,16 @@ def between_devices(device: torch.device, workers: int, width: int, rounds: int)
     yield Row("devices", f"DDP and fused AdamW, {at}", 1e3 * ddp, "ms")
     yield Row("devices", f"votes, {at}", 1e3 * votes, "ms")
     yield Row("devices", f"bits sent per parameter, {at}", found[0]["bits"], "bits")
+    equal = all(each["equal"] for each in found)
+    yield Row("devices", f"replicas are equal afterwards, {at}", float(equal), "", "1", equal)
+
+
+def _are_equal(lion: dlion.DistributedLion) -> bool:
+    try:
+        lion.verify_replicas()
+    except AgreementError:
+        return False
+    return True
 
 
 def _worker(rank: int, workers: int, kind: str, width: int, rounds: int, folder: str, results: Any) -> None:
@@ -181,6 +192,8 @@ def _worker(rank: int, workers: int, kind: str, width: int, rounds: int, folder:
 
     found = medians({"ddp": lambda: step(averaged, adamw), "votes": lambda: step(local, lion)}, device, rounds)
     numel = sum(param.numel() for param in local.parameters())
-    results.put(found | {"numel": numel, "bits": lion.stats.bits_per_param_sent})
+    lion.check()
+    told = {"numel": numel, "bits": lion.stats.bits_per_param_sent, "equal": _are_equal(lion)}
+    results.put(found | told)
     dist.barrier()
     dist.destroy_process_group()

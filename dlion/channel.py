@@ -262,11 +262,20 @@ def _runs(tensors: list[Tensor], limit: int) -> Iterator[list[Tensor]]:
 
 
 def wire_device(group: dist.ProcessGroup) -> torch.device:
-    """Where rows must lie for this group: the CPU if its backends reach it, else the current accelerator."""
-    kinds = [device.type for device in getattr(group, "_device_types", ())] or ["cpu"]
-    if "cpu" in kinds:
+    """Where rows must lie for this group: on an accelerator that it has a backend of its own for, else on the CPU.
+
+    Gloo takes tensors of an accelerator through the CPU, so with Gloo alone they lie there at once.
+    """
+    try:
+        backends = dist.get_backend_config(group).split(",")
+    except (TypeError, ValueError, RuntimeError):  # torch.distributed does not know this group
+        backends = [f"{device.type}:" for device in getattr(group, "_device_types", ())]
+        backends = [] if "cpu:" in backends else backends
+    kinds = [kind for kind, _, name in (each.partition(":") for each in backends) if kind != "cpu" and name != "gloo"]
+    if not kinds:
         return torch.device("cpu")
-    return torch.device(kinds[0], torch.accelerator.current_device_index())
+    bound = getattr(dist.group.WORLD, "bound_device_id", None)
+    return bound or torch.device(kinds[0], torch.accelerator.current_device_index())
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta:

@@ -2,7 +2,8 @@
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -148,11 +149,33 @@ def _by_torch(parent: dist.ProcessGroup, timeout: timedelta | None, backend: str
     backend = backend or dist.get_backend_config(parent)
 
     def make(name: str) -> dist.ProcessGroup:
-        group = dist.new_group(ranks, timeout=limit, backend=backend, use_local_synchronization=True, group_desc=name)
+        with _made_by_members_alone(parent):
+            group = dist.new_group(
+                ranks, timeout=limit, backend=backend, use_local_synchronization=True, group_desc=name
+            )
         assert isinstance(group, dist.ProcessGroup)
         return group
 
     return make
+
+
+@contextmanager
+def _made_by_members_alone(parent: dist.ProcessGroup) -> Iterator[None]:
+    """Inside, torch makes groups of these workers without the others.
+
+    Where the default group is bound to a device, torch splits NCCL's communicator of all ranks, in a call that all of
+    them would have to make, and those who vote would wait for it.
+    """
+    everyone = dist.group.WORLD
+    bound = getattr(everyone, "bound_device_id", None)
+    if everyone is None or bound is None or parent.size() == everyone.size():
+        yield
+        return
+    everyone.bound_device_id = None
+    try:
+        yield
+    finally:
+        everyone.bound_device_id = bound
 
 
 def _meet(
