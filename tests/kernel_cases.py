@@ -56,14 +56,21 @@ def offsets_of(pieces: Pieces, gap: int = 0) -> tuple[list[int], int]:
 
 
 def assert_ballots_agree(
-    kernels: ModuleType, grads: list[Tensor | None], momenta: Pieces, t: int, zeros: str, gap: int = 0
+    kernels: ModuleType,
+    grads: list[Tensor | None],
+    momenta: Pieces,
+    t: int,
+    zeros: str,
+    gap: int = 0,
+    awake: Tensor | None = None,
 ) -> None:
     offsets, size = offsets_of(momenta, gap)
     groups = [k % 2 for k in range(len(momenta))]
     rest = (offsets, groups, size, [0.9, 0.95], [0.99, 0.98], [False, True], 2**33 + 7, t, 5, zeros)
     mine, theirs = ([piece.clone() for piece in momenta] for _ in range(2))
-    words, finite = kernels.ballot(grads, mine, *rest)
-    wanted, fine = reference.ballot(grads, theirs, *rest)
+    told = rest if awake is None else (*rest, awake)  # kernels of the CPU never get it
+    words, finite = kernels.ballot(grads, mine, *told)
+    wanted, fine = reference.ballot(grads, theirs, *told)
     assert torch.equal(words, wanted) and words.shape == wanted.shape
     assert finite.dtype == torch.bool and bool(finite) == bool(fine)
     assert all(same(a, b) for a, b in zip(mine, theirs, strict=True))

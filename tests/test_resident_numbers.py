@@ -198,6 +198,22 @@ def test_a_ballot_asks_nobody_for_t(zeros: str, dtype: torch.dtype) -> None:
         assert all(map(torch.equal, found, wanted))
 
 
+@pytest.mark.parametrize("zeros", ["balanced", "exact"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_worker_that_rests_says_the_same_and_moves_no_momentum(zeros: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(4)
+    grads = [torch.randn(70, generator=generator).round(), torch.full((3,), torch.inf)]
+    start = [torch.randn(len(grad), generator=generator).round().to(dtype) for grad in grads]
+    how = ([0, 128], [0, 0], 192, [0.9], [0.99], [False], 5, whole(3), 3, zeros)
+    for count in (1, 2):
+        kept, moved = [m.clone() for m in start[:count]], [m.clone() for m in start[:count]]
+        places = [places[:count] for places in how[:2]]
+        wanted, finite = unread(reference.ballot, grads[:count], moved, *places, *how[2:], torch.tensor(True))
+        words, fine = unread(reference.ballot, grads[:count], kept, *places, *how[2:], torch.tensor(False))
+        assert torch.equal(words, wanted) and bool(fine) == bool(finite) == (count == 1)
+        assert all(map(torch.equal, kept, start)) and not torch.equal(moved[0], start[0])
+
+
 LRS = (0.1, 1e-4, 0.0, 3e38)
 
 

@@ -60,6 +60,7 @@ class Chunks:
 _chunks: Shelf[Chunks] = Shelf(2**16)  # one for each bucket, verb and pair of dtypes
 _hypers: Shelf[Kept] = Shelf(64)
 _clocks: Shelf[Kept] = Shelf(8)
+_awake: Shelf[Kept] = Shelf(64)  # one for each device
 
 
 def chunks(
@@ -103,7 +104,15 @@ def clock_of(t: int | Tensor, device: torch.device) -> Tensor:
     return _clocks.get((t, device), device, made).here()[0]
 
 
+def awake_of(awake: Tensor | None, device: torch.device) -> Tensor:
+    """bool[1]: whether momenta may move, where that lies on the device already; None: they may."""
+    if awake is not None:
+        return awake.view(1)
+    made = lambda: Kept(device, torch.ones(1, dtype=torch.bool, device=device))  # noqa: E731
+    return _awake.get(device, device, made).here()[0]
+
+
 def forget() -> None:
     """Keep nothing of what was sent so far."""
-    for shelf in (_chunks, _hypers, _clocks):
+    for shelf in (_chunks, _hypers, _clocks, _awake):
         shelf.clear()

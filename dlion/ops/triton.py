@@ -21,7 +21,7 @@ from torch import Tensor
 from dlion.ops import reference, triton_hash, triton_kernels, triton_tally
 from dlion.ops.arguments import ballot_planes, check_rounding, check_tables, check_voters
 from dlion.ops.bits import as_bytes
-from dlion.ops.chunks import Chunks, chunks, clock_of, hypers_of
+from dlion.ops.chunks import Chunks, awake_of, chunks, clock_of, hypers_of
 from dlion.ops.memory import present, put_back, those, with_rows
 
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -42,14 +42,15 @@ def ballot(
     t: int | Tensor,
     rank: int,
     zeros: str,
+    awake: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`reference.ballot`; t may be an i64[] on the device too, which nobody reads here."""
+    """`reference.ballot`; t and `awake` may lie on the device, and nobody reads them here."""
     known = [
         fits and (grad is None or grad.device == momentum.device)
         for fits, grad, momentum in zip(_known(momenta, MOMENTA), grads, momenta, strict=True)
     ]
     if not all(known):
-        rest: Any = (size, beta1s, beta2s, negate, first_word, t, rank, zeros)
+        rest: Any = (size, beta1s, beta2s, negate, first_word, t, rank, zeros, awake)
         words, finite = reference.ballot(*those(known, False, grads, momenta, offsets, groups), *rest)
         if not any(known):
             return words, finite
@@ -67,7 +68,7 @@ def ballot(
         cut = _cut("ballot", placed, size, len(negate), words.device)
         pairs = zip((0 if grad is None else grad.data_ptr() for grad in g), map(Tensor.data_ptr, m), strict=True)
         how = {"GRAD": DTYPES[dtype], "MOMENTUM": DTYPES[kept], "TERNARY": len(words) == 2}
-        where = (words, finite, words.stride(0), first_word, rank)
+        where = (words, finite, words.stride(0), first_word, rank, awake_of(awake, words.device))
         _launch(triton_kernels.ballot, cut, list(chain.from_iterable(pairs)), betas, t, where, how)
     put_back(momenta, moved)
     return words, finite
@@ -253,7 +254,7 @@ def _launch(
     with _on(cut.device):
         told = (cut.addresses(addresses), hypers_of(hypers, cut.device), clock_of(t, cut.device))
         if cut.count:
-            kernel[(cut.count,)](*cut.here(), *told, *where, **how, **triton_kernels.LAUNCH)
+            kernel[(cut.count,)](*cut.here(), *told, *where, **how, **triton_kernels.launch(kernel))
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

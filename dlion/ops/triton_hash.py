@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from dlion.ops.triton_kernels import _GOLDEN, finalise
+from dlion.ops.triton_mix import finalise, mixed
 
 WORDS = 1024  # of a program: 8 for each of its 128 threads
 LAUNCH = {"WORDS": WORDS, "num_warps": 4, "enable_fp_fusion": False}
@@ -34,7 +34,6 @@ def sums(memory, totals, nbytes: tl.int64, number: tl.int64, WORDS: tl.constexpr
         words = tl.load(whole + at)
     else:
         words = word_at(memory, first, at, left)
-    tensor = finalise(number.to(tl.uint64) + _GOLDEN)
-    place = finalise((tensor ^ (first + at).to(tl.uint64)) + _GOLDEN)
-    weight = finalise(place + _GOLDEN) | 1
+    nothing = tl.zeros([], tl.uint64)
+    weight = mixed(mixed(mixed(nothing, number), first + at), nothing) | 1
     tl.store(totals + tl.program_id(0), tl.sum((finalise(words.to(tl.uint64)) * weight).to(tl.int64)))

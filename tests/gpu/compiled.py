@@ -4,6 +4,8 @@
     python tests/gpu/compiled.py 90 0 4       the first quarter
 
 It needs a process where Triton does not interpret. What is compiled: every kernel, with what the optimizer asks of it.
+"element" is what each element of a whole chunk costs: instructions, those among them that run at half rate, and bytes
+of memory. It is counted in the machine code, by path.py, and not measured.
 """
 
 import json
@@ -16,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import path
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -23,6 +26,7 @@ from triton.compiler import ASTSource
 
 from dlion.ops import triton_hash, triton_kernels, triton_tally
 
+THREADS = 32 * triton_kernels.LAUNCH["num_warps"]
 BYTES = {tl.float32: 4, tl.bfloat16: 2, tl.float16: 2}
 POINTERS = {
     "owners": "*i32",
@@ -34,6 +38,7 @@ POINTERS = {
     "words": "*i64",
     "planes": "*i64",
     "finite": "*i1",
+    "awake": "*i1",
     "ballots": "*i64",
     "verdict": "*i64",
     "memory": "*u8",
@@ -66,8 +71,8 @@ def variants() -> list[tuple[Any, dict[str, Any], dict[str, int]]]:
 
 def compiled(kernel: Any, how: dict[str, Any], target: GPUTarget) -> Any:
     home = next(module for module in (triton_hash, triton_kernels, triton_tally) if kernel in vars(module).values())
-    launch = dict(home.LAUNCH)
-    constants = how | {name: launch.pop(name) for name in ("ROWS", "WORDS") if name in launch}
+    launch = dict(triton_kernels.launch(kernel) if home is triton_kernels else home.LAUNCH)
+    constants = how | {name: launch.pop(name) for name in ("CHUNK", "PART", "WORDS") if name in launch}
     if target.backend == "hip":
         launch.pop("maxnreg", None)
     annotated = {param.name: param.annotation_type for param in kernel.params}
@@ -77,8 +82,10 @@ def compiled(kernel: Any, how: dict[str, Any], target: GPUTarget) -> Any:
     return triton.compile(ASTSource(kernel, signature, constants), target=target, options=launch)
 
 
-def of_nvidia(code: Any) -> dict[str, Any]:
-    """Vector accesses, spills and fused multiplications: in PTX, and in the instructions that a processor executes."""
+def of_nvidia(code: Any, turns: int) -> dict[str, Any]:
+    """Vector accesses, spills and fused multiplications: in PTX, and in the instructions that a processor executes; and
+    how often it executes which, with so many turns of the loop over whole parts.
+    """
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
@@ -90,6 +97,7 @@ def of_nvidia(code: Any) -> dict[str, Any]:
     ptx = code.asm["ptx"]
     return {
         "instructions": found,
+        "executed": path.executed(text, turns) if turns else Counter(),
         "registers": int(re.findall(r"REG:(\d+)", usage)[0]),
         "stack": [int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", usage)],
         "fused": re.findall(r"\bfma\.\S+", ptx),
@@ -99,7 +107,7 @@ def of_nvidia(code: Any) -> dict[str, Any]:
     }
 
 
-def of_amd(code: Any) -> dict[str, Any]:
+def of_amd(code: Any, turns: int) -> dict[str, Any]:
     text = code.asm["amdgcn"]
     return {"fused": re.findall(r"\bv_(?:pk_)?(?:fma|mac|mad|fmac)_f32\S*", text), "text": len(text)}
 
@@ -108,8 +116,19 @@ def main(target: str, part: int, parts: int) -> None:
     amd = target.startswith("gfx")
     aim = GPUTarget("hip", target, 64) if amd else GPUTarget("cuda", int(target), 32)
     for kernel, how, moved in variants()[part::parts]:
-        facts = (of_amd if amd else of_nvidia)(compiled(kernel, how, aim))
+        turns = triton_kernels.CHUNK // triton_kernels.PART if kernel in vars(triton_kernels).values() else 0
+        facts = (of_amd if amd else of_nvidia)(compiled(kernel, how, aim), turns)
         name = " ".join([kernel.fn.__name__, *(f"{key}={value}" for key, value in how.items())])
+        if executed := facts.get("executed"):
+            elements = turns * triton_kernels.PART // THREADS
+            planes = how.get("PLANES", 1 + how.get("TERNARY", False))
+            facts["element"] = {
+                "instructions": executed.total() / elements,
+                "at half rate": path.at_half_rate(executed) / elements,
+                "products": executed["FMUL"] / elements,
+                "bytes": sum(moved.values()) + planes / 8,
+            }
+            facts["turns"] = turns
         print(json.dumps({"kernel": name, "moved": moved} | facts), flush=True)
 
 

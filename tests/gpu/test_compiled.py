@@ -54,6 +54,28 @@ def test_no_product_is_fused_with_a_sum_and_no_denormal_is_flushed(facts: list[d
         assert not any(name.startswith(("FFMA", "DFMA")) for name in each["instructions"]), each["kernel"]
 
 
+def most_instructions(kernel: str) -> float:
+    """A little above what is: what doubles, fails. Each plane of a verdict adds some."""
+    if kernel.startswith("ballot"):
+        return 44 if "MOMENTUM=bf16" in kernel else 32
+    planes = int(kernel.split("PLANES=")[1].split()[0])
+    if "STOCHASTIC=True" in kernel:
+        return (26 if "PARAM=bf16" in kernel else 38) + 3 * (planes - 1)
+    return (18 if "PARAM=bf16" in kernel else 12) + 3 * (planes - 1)
+
+
+def test_a_whole_chunk_takes_few_instructions_an_element(facts: list[dict[str, Any]]) -> None:
+    counted = [each for each in facts if "element" in each]
+    assert len(counted) > 20
+    for each in counted:
+        kernel, element, executed = each["kernel"], each["element"], each["executed"]
+        assert executed["LDG.E.128"] == each["moved"]["loads"] * each["turns"], kernel  # the way that was to be counted
+        assert executed["STG.E.128"] == each["moved"]["stores"] * each["turns"], kernel
+        products = 5 + ("MOMENTUM=bf16" in kernel) if kernel.startswith("ballot") else 1
+        assert element["products"] == products + (kernel.startswith("apply PARAM=fp16") and "=True" in kernel), kernel
+        assert element["instructions"] < most_instructions(kernel), (kernel, element)
+
+
 def test_amd_gpus_get_kernels_too(tmp_path: Path) -> None:
     for each in facts_of("gfx942", 0, 12, tmp_path):
         assert each["text"] and not each["fused"], each["kernel"]

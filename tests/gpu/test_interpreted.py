@@ -84,11 +84,22 @@ def test_a_scattered_zero_takes_its_bit_from_the_hash() -> None:
         assert_ballots_agree([grad], [momentum], t, "balanced")
 
 
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+def test_a_worker_that_rests_moves_no_momentum(kept: torch.dtype) -> None:
+    """And says the same; on the device alone it is known."""
+    grads = [numbers(size, size, SPECIAL + NOT_FINITE) for size in (9000, 64, 65)]
+    momenta = [numbers(9000, 1), numbers(64, 2).to(kept), numbers(65, 3).double()]
+    for awake in (torch.tensor(True), torch.tensor(False), None):
+        for t in (6, 7):
+            assert_ballots_agree(list(grads), momenta, t, "balanced", awake=awake)
+            assert_ballots_agree([None, grads[1], None], momenta, t, "exact", awake=awake)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_a_verdict_is_applied_as_by_the_reference(dtype: torch.dtype, rounding: str) -> None:
     params = [numbers(size, 30 + size, SPECIAL + NOT_FINITE).to(dtype) for size in SIZES]
-    for planes in (1, 2, 3, 4, 5, 7):
+    for planes in (1, 2, 3, 4, 5, 7, 8, 9):
         assert_verdicts_agree(params, planes, rounding, t=planes)
 
 
