@@ -1,8 +1,10 @@
 """The exchange of the step at hand: kept while group, layout and state are those agreed, else renewed or made anew."""
 
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -168,15 +170,16 @@ class Renewal:
         name, kernels = optimizer.chosen_kernels()
         choices = Choices(kernels, workers, o.ties, o.zeros, o.rounding)
         method = METHODS[optimizer.method]
-        kind: type[Exchange] = Exchange
+        kind: Callable[..., Exchange] = Exchange
         wire = wire_device(group) if group is not None and workers > 1 else None
         params = [param for _, param in trained(optimizer.param_groups)]
         self._steps = method.steps(rule, choices)
         if resides(method.fused, params, wire):
             assert isinstance(rule, Lion)
-            kind, o = ResidentExchange, replace(o, bucket_bytes=o.device_bucket_bytes)
+            there = kernels_for(name)
+            kind, o = partial(ResidentExchange, there), replace(o, bucket_bytes=o.device_bucket_bytes)
             how = (choices.said_zeros, choices.rounding, rule.betas)
-            self._steps = ResidentLion(kernels_for(name), self._steps.wire, *how)
+            self._steps = ResidentLion(there, self._steps.wire, *how)
         # not optimizer.defaults: torch adds a key to it when a state dict is loaded, which may happen on some workers
         keys = (*rule.defaults(), "weight_decay", "maximize")
         told = (optimizer.param_groups, keys, optimizer.state, optimizer.stats, optimizer.phases, rule.shared_state)

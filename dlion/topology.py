@@ -213,10 +213,14 @@ def _row(header: Tensor, verdict: Tensor) -> Tensor:
 
 def _verdict(rows: Tensor, tally: Tally, length: int) -> tuple[Tensor, Tensor]:
     headers, verdicts = _parted(rows)
+    headers = headers.clone()  # or it would hold all of the rows
     return headers, from_shards(verdicts, tally.verdict_planes, length)
 
 
 def _parted(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The headers i64[n, 2], a copy, and what is behind them."""
+    """The headers i64[n, 2], and what is behind them. Headers before words are read where they lie."""
     width = NBYTES // rows.element_size()
-    return rows[:, :width].clone(memory_format=torch.contiguous_format).view(torch.int64), rows[:, width:]
+    headers = rows[:, :width]
+    if rows.dtype != torch.int64:
+        headers = headers.clone(memory_format=torch.contiguous_format).view(torch.int64)
+    return headers, rows[:, width:]

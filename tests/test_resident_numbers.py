@@ -1,18 +1,19 @@
 """The functions of a step on the device, each against its namesake on the host, for every kind of input."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from header_cases import ballot_header, ballot_rows, verdict_rows
 from torch import Tensor
 from unread import ReadError, watch
 from unread import unread as nothing_read
 
 from dlion import header
 from dlion.codecs import CountPlanes, SignBits, SumPlanes, TernaryBits
-from dlion.header import NOBODY, BallotHeader, Status, VerdictHeader
+from dlion.header import BallotHeader, Status, VerdictHeader
 from dlion.ops import bits, reference
 from dlion.resident import applying, counting, headers
 
@@ -34,65 +35,19 @@ def whole(number: int) -> Tensor:
 # ---- headers
 
 
-MOODS = (
-    (Status.OK,),
-    (Status.OK, Status.ABSTAIN),
-    (Status.OK, Status.FINISHED),
-    (Status.OK, Status.OK, Status.SKIP),
-    (Status.OK, Status.OK, Status.RAISE),
-    tuple(Status),
-)
-
-
-def ballot_header(chance: random.Random, few: int, mood: Sequence[Status] = tuple(Status)) -> BallotHeader:
-    """Of few different values, so that some agree; at times with the greatest ones."""
-    pick = [0, 1, 2**16 - 1, 2**31, NOBODY][:few]
-    return BallotHeader(
-        chance.choice(mood),
-        chance.choice(pick) & 0xFFFF,
-        chance.choice(pick),
-        chance.choice(pick),
-        chance.choice(pick),
-        chance.choice([1, 1, 1, 255][: few + 1]),
-    )
-
-
-def verdict_header(chance: random.Random, few: int) -> VerdictHeader:
-    pick = [0, 1, 2, 2**16 - 1, NOBODY][:few]
-    return VerdictHeader(
-        chance.choice([Status.OK] * 9 + [*Status]),
-        chance.choice(pick) & 0xFFFF,
-        chance.choice(pick),
-        chance.choice(pick) & 0xFFFF,
-        chance.choice(pick) & 0xFFFF,
-        chance.choice(pick),
-        chance.choice([1] * 9 + [7]),
-    )
-
-
-def noise(chance: random.Random) -> Tensor:
-    """Sixteen bytes of anybody's."""
-    return torch.tensor([chance.getrandbits(64) - 2**63 for _ in range(2)])
-
-
 @pytest.mark.parametrize("workers", SIZES)
 def test_who_votes_follows_from_the_same_headers(workers: int) -> None:
     seen = set()
     for seed in range(200):
         chance = random.Random(1000 * workers + seed)
-        few, noisy, mood = chance.choice([1, 1, 2, 5]), chance.choice([0, 0, 0.2]), chance.choice(MOODS)
-        odd = chance.randrange(2 * workers)  # a rank of other fields than the others have
-        rows = [
-            noise(chance)
-            if chance.random() < noisy
-            else ballot_header(chance, 5 if rank == odd else few, mood).encode()
-            for rank in range(workers)
-        ]
-        own = ballot_header(chance, few)
+        rows = ballot_rows(chance, workers)
+        own = ballot_header(chance, chance.choice([1, 2, 5]))
         wanted, voters = header.judge([BallotHeader.decode(row.tolist()) for row in rows], own)
-        found, voting = unread(headers.judge, torch.stack(rows), own.encode())
+        found, roster = unread(headers.judge, torch.stack(rows), own.encode())
         assert found.tolist() == wanted.encode().tolist(), (rows, own)
-        assert voting.nonzero().view(-1).tolist() == voters
+        others = [rank for rank in range(workers) if rank not in voters]
+        assert roster.tolist() == [len(voters), *voters, *others]
+        assert unread(counting.voting_of, roster).nonzero().view(-1).tolist() == voters
         seen.add(wanted.status)
     assert seen == {Status.OK, *[*Status][2:6]} - ({Status.HYPERPARAMETERS_DIFFER} if workers == 1 else set())
 
@@ -102,14 +57,7 @@ def test_what_decides_follows_from_the_same_headers(owners: int) -> None:
     seen = set()
     for seed in range(200):
         chance = random.Random(1000 * owners + seed)
-        few = chance.choice([1, 1, 2, 5])
-        one = verdict_header(chance, few)
-        rows = [
-            noise(chance)
-            if chance.random() < 0.02
-            else (one if chance.random() < 0.8 else verdict_header(chance, few)).encode()
-            for _ in range(owners)
-        ]
+        rows = verdict_rows(chance, owners)
         wanted = header.worst([VerdictHeader.decode(row.tolist()) for row in rows], 2)
         found = unread(headers.worst, torch.stack(rows), 2)
         assert found.tolist() == wanted.encode().tolist(), rows
@@ -158,18 +106,19 @@ def test_counting_those_who_vote_is_counting_without_the_others(workers: int) ->
         first, t = chance.choice([0, 7, 2**33]), chance.choice([0, 1, 2, 12345, 2**40 + 1])
         words = chance.choice([1, 2, 17])
         voting = torch.tensor([chance.random() < 0.7 for _ in range(workers)])
+        roster = unread(counting.roster_of, voting)
         single, double = (ballots_of(workers, planes, words, seed) for planes in (1, 2))
         votes, pairs = single[:, 0], double
         planes = workers.bit_length()
         for ties in ("rotate", "alternate"):
-            found = unread(counting.tally_majority, votes, voting, first, whole(t), ties)
+            found = unread(counting.tally_majority, votes, roster, first, whole(t), ties)
             assert torch.equal(found, among(voting, reference.tally_majority, votes, first, t, ties))
         for ties in ("rotate", "alternate", "zero"):
-            found = unread(counting.tally_majority_ternary, pairs, voting, first, whole(t), ties)
+            found = unread(counting.tally_majority_ternary, pairs, roster, first, whole(t), ties)
             assert torch.equal(found, among(voting, reference.tally_majority_ternary, pairs, first, t, ties))
-        found = unread(counting.tally_count, votes, voting, planes)
+        found = unread(counting.tally_count, votes, roster, planes)
         assert torch.equal(found, among(voting, reference.tally_count, votes, planes))
-        found = unread(counting.tally_count_ternary, pairs, voting, planes + 1)
+        found = unread(counting.tally_count_ternary, pairs, roster, planes + 1)
         assert torch.equal(found, among(voting, reference.tally_count_ternary, pairs, planes + 1))
 
 
@@ -236,19 +185,20 @@ def test_tables_and_decays_are_the_numbers_of_the_host(down: Any, voters: int) -
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_parameters_move_by_the_same_bits_or_not_at_all(dtype: torch.dtype, rounding: str) -> None:
     generator = torch.Generator().manual_seed(2)
-    tables = torch.rand(2, 8, dtype=torch.float64, generator=generator) * 1e-2
-    decays = torch.tensor([1 - 1e-3, 1 - 1e-5], dtype=torch.float64)
+    applied = torch.tensor([[1e-2, 0.1], [3e-4, 0.3]], dtype=torch.float64)
     planes = torch.randint(-(2**62), 2**62, (3, 4), generator=generator)
     for t in (0, 5):
         start = [torch.randn(shape, generator=generator).to(dtype) for shape in ((70,), (5, 3), (0,))]
         start[1] = start[1].t()
         wanted, found, kept = ([p.clone() for p in start] for _ in range(3))
-        where, when = ([0, 128, 192], [1, 0, 1]), (9, t, 0)
-        flat = tables.view(-1).tolist()
-        reference.apply(wanted, planes, *where, flat, decays.tolist(), rounding, *when)
-        for params, go in ((found, True), (kept, False)):
-            when_there = (9, whole(t), 0, torch.tensor(go))
-            unread(applying.apply_there, params, planes, *where, tables, decays, rounding, *when_there)
+        where = ([0, 128, 192], [1, 0, 1])
+        levels = CountPlanes().decode(planes, 5)
+        tables = [step for lr, _ in applied.tolist() for step in levels.table(lr)]
+        decays = [1 - lr * decay for lr, decay in applied.tolist()]
+        reference.apply(wanted, planes, *where, tables, decays, rounding, 9, t, 0)
+        for params, voters in ((found, 5), (kept, 0)):
+            numbers = unread(applying.numbers, CountPlanes(), 3, whole(voters), applied)
+            unread(applying.apply_there, params, planes, *where, numbers, rounding, 9, whole(t), 0)
         assert all(map(torch.equal, found, wanted)) and not torch.equal(found[0], start[0])
         assert all(map(torch.equal, kept, start))
 

@@ -29,7 +29,9 @@ class ReadError(AssertionError):
     """A value was asked for."""
 
 
-class _Operators(TorchDispatchMode):
+class Operators(TorchDispatchMode):
+    """Looks at every operator that this thread asks for."""
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.overloadpacket.__name__.rpartition(".")[2]
         places = args[1] if name in ("index", "index_put", "index_put_") else ()
@@ -87,7 +89,7 @@ def unread() -> Iterator[None]:
     """Inside, this thread reads no tensor; a ReadError otherwise."""
     _here.watched = True
     try:
-        with _Operators():
+        with Operators():
             yield
     finally:
         _here.watched = False

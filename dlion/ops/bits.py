@@ -79,9 +79,14 @@ def less_or_more(a: list[Tensor], b: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 def mix64(a: Whole, word: Whole, r: Whole) -> Tensor:
     """A 64-bit hash of (a, word, r), of each number where one is a tensor: three rounds of the splitmix64 finaliser."""
-    x = _mixed(_mixed(_mixed(0, a), word), r)
+    x = mixed(a, word, r)
     # a default device of the user's would take what names none
     return x if isinstance(x, Tensor) else torch.tensor(x, device="cpu")
+
+
+def mixed(a: Whole, word: Whole, r: Whole) -> Whole:
+    """`mix64`; a plain number, signed as in an int64, where all three are."""
+    return _mixed(_mixed(_mixed(0, a), word), r)
 
 
 def _mixed(before: Whole, number: Whole) -> Whole:

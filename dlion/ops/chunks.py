@@ -61,6 +61,7 @@ _chunks: Shelf[Chunks] = Shelf(2**16)  # one for each bucket, verb and pair of d
 _hypers: Shelf[Kept] = Shelf(64)
 _clocks: Shelf[Kept] = Shelf(8)
 _awake: Shelf[Kept] = Shelf(64)  # one for each device
+_rosters: Shelf[Kept] = Shelf(64)
 
 
 def chunks(
@@ -112,7 +113,13 @@ def awake_of(awake: Tensor | None, device: torch.device) -> Tensor:
     return _awake.get(device, device, made).here()[0]
 
 
+def roster_of_all(rows: int, device: torch.device) -> Tensor:
+    """i64[1 + rows]: the roster where the ballots in all rows count."""
+    made = lambda: Kept(device, sent((rows, *range(rows)), torch.int64, device))  # noqa: E731
+    return _rosters.get((rows, device), device, made).here()[0]
+
+
 def forget() -> None:
     """Keep nothing of what was sent so far."""
-    for shelf in (_chunks, _hypers, _clocks, _awake):
+    for shelf in (_chunks, _hypers, _clocks, _awake, _rosters):
         shelf.clear()

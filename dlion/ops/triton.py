@@ -21,7 +21,7 @@ from torch import Tensor
 from dlion.ops import reference, triton_hash, triton_kernels, triton_tally
 from dlion.ops.arguments import ballot_planes, check_rounding, check_tables, check_voters
 from dlion.ops.bits import as_bytes
-from dlion.ops.chunks import Chunks, awake_of, chunks, clock_of, hypers_of
+from dlion.ops.chunks import Chunks, awake_of, chunks, clock_of, hypers_of, roster_of_all
 from dlion.ops.memory import present, put_back, those, with_rows
 
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -111,22 +111,19 @@ def apply_there(
     planes: Tensor,
     offsets: list[int],
     groups: list[int],
-    tables: Tensor,
-    decays: Tensor,
+    numbers: Tensor,
     rounding: str,
     first_word: int,
     t: Tensor,
     seed: int,
-    go: Tensor,
 ) -> None:
-    """`apply` where `go` says so, by numbers that lie on the device and nobody reads; elsewhere every bit is kept.
+    """`apply` by numbers that lie on the device and nobody reads.
 
     Args:
         params: of one device, each one that `knows`.
-        tables: f64[groups, 2**k]. decays: f64[groups]. t: i64[]. go: bool[].
+        numbers: f32[groups, 2**k + 1], a step for each level, and the decay. t: i64[].
     """
-    numbers = torch.cat([tables.masked_fill(~go, 0.0), decays.masked_fill(~go, 1.0)[:, None]], 1)  # p * 1 - 0 is p
-    _apply(params, planes, offsets, groups, numbers.float().view(-1), len(decays), rounding, first_word, t, seed)
+    _apply(params, planes, offsets, groups, numbers.view(-1), len(numbers), rounding, first_word, t, seed)
 
 
 def _apply(
@@ -157,53 +154,61 @@ def _apply(
 
 
 def tally_majority(ballots: Tensor, first_word: int, t: int, ties: str) -> Tensor:
-    return _majority(ballots[:, None], first_word, t, ties)[0]
+    return majority(ballots[:, None], _all(ballots), first_word, t, ties)[0]
 
 
 def tally_majority_ternary(ballots: Tensor, first_word: int, t: int, ties: str) -> Tensor:
-    return _majority(ballots, first_word, t, ties)
+    return majority(ballots, _all(ballots), first_word, t, ties)
 
 
 def tally_count(ballots: Tensor, planes: int) -> Tensor:
-    return _count(ballots[:, None], planes)
+    return count(ballots[:, None], _all(ballots), planes)
 
 
 def tally_count_ternary(ballots: Tensor, planes: int) -> Tensor:
-    return _count(ballots, planes)
+    return count(ballots, _all(ballots), planes)
 
 
 def hashed(tensor: Tensor, number: int) -> Tensor:
     flat = as_bytes(tensor)
     totals = torch.empty(-(-flat.numel() // (8 * triton_hash.WORDS)), dtype=torch.int64, device=flat.device)
     if totals.numel():
-        with _on(flat.device):
+        with on(flat.device):
             triton_hash.sums[(totals.numel(),)](flat, totals, flat.numel(), number, **triton_hash.LAUNCH)
     return totals.sum()
 
 
-def _majority(ballots: Tensor, first_word: int, t: int, ties: str) -> Tensor:
-    """i64[voters, 1 or 2, words] -> i64[1 or 2, words]."""
-    return _tally(
-        triton_tally.majority, ballots, ballots.shape[1], (clock_of(t, ballots.device), first_word), TIES=ties
-    )
+def majority(ballots: Tensor, roster: Tensor, first_word: int, t: int | Tensor, ties: str) -> Tensor:
+    """The majority of those who vote, zeros where nobody does: i64[rows, 1 or 2, words] -> i64[1 or 2, words].
+
+    Args:
+        roster: i64[1 + rows]: how many vote, then the rows of their ballots, voter after voter. t: also i64[].
+    """
+    moment = (clock_of(t, ballots.device), first_word)
+    return _tally(triton_tally.majority, ballots, roster, ballots.shape[1], moment, TIES=ties)
 
 
-def _count(ballots: Tensor, planes: int) -> Tensor:
-    """i64[voters, 1 or 2, words] -> i64[planes, words]."""
-    return _tally(triton_tally.count, ballots, planes, (), WANTED=planes)
+def count(ballots: Tensor, roster: Tensor, planes: int) -> Tensor:
+    """The count of those who vote, by such a roster: i64[rows, 1 or 2, words] -> i64[planes, words]."""
+    return _tally(triton_tally.count, ballots, roster, planes, (), WANTED=planes)
 
 
-def _tally(kernel: Any, ballots: Tensor, planes: int, moment: tuple[Any, ...], **how: Any) -> Tensor:
-    voters, ballot_planes, words = ballots.shape
-    check_voters(voters)
+def _all(ballots: Tensor) -> Tensor:
+    check_voters(len(ballots))
+    return roster_of_all(len(ballots), ballots.device)
+
+
+def _tally(kernel: Any, ballots: Tensor, roster: Tensor, planes: int, moment: tuple[Any, ...], **how: Any) -> Tensor:
+    rows, ballot_planes, words = ballots.shape
+    check_voters(rows)
     ballots = with_rows(ballots)
     verdict = torch.empty(planes, words, dtype=torch.int64, device=ballots.device)
-    how |= {"TERNARY": ballot_planes == 2, "PLANES": triton_tally.planes_for(voters)}
-    where = (voters, ballots.stride(0), ballots.stride(1), words)
+    how |= {"TERNARY": ballot_planes == 2, "PLANES": triton_tally.planes_for(rows)}
+    where = (ballots.stride(0), ballots.stride(1), words)
     if verdict.numel():
-        with _on(ballots.device):
+        with on(ballots.device):
             programs = -(-words // triton_tally.WORDS)
-            kernel[(programs,)](ballots, verdict, *where, *moment, **how, **triton_tally.LAUNCH)
+            kernel[(programs,)](ballots, roster, verdict, *where, *moment, **how, **triton_tally.LAUNCH)
     return verdict
 
 
@@ -251,12 +256,12 @@ def _launch(
     where: tuple[Any, ...],
     how: dict[str, Any],
 ) -> None:
-    with _on(cut.device):
+    with on(cut.device):
         told = (cut.addresses(addresses), hypers_of(hypers, cut.device), clock_of(t, cut.device))
         if cut.count:
             kernel[(cut.count,)](*cut.here(), *told, *where, **how, **triton_kernels.launch(kernel))
 
 
-def _on(device: torch.device) -> AbstractContextManager[object]:
+def on(device: torch.device) -> AbstractContextManager[object]:
     """Triton launches on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,8 +1,9 @@
 """The Triton kernels that count ballots: never unpacked, by a carry-save adder over words, 64 elements in each.
 
 A program takes a run of words of all ballots, four ballots at a time, 16 bytes at a time where they lie at multiples of
-that. Kernels are compiled once for each number of planes that a count needs: for up to 7 voters, 15, 31 and so on.
-Nothing is compiled for a number of voters, which changes when some abstain; t is read from device memory.
+that. Kernels are compiled once for each number of planes that a count needs: for up to 7 workers, 15, 31 and so on. t
+and who votes are read from device memory: a roster is the number of voters, and then the rows of their ballots. Where
+nobody votes every verdict is zeros.
 """
 
 import triton
@@ -12,9 +13,9 @@ WORDS = 256  # of a program: 16 bytes for each of its 128 threads
 LAUNCH = {"WORDS": WORDS, "num_warps": 4, "enable_fp_fusion": False}
 
 
-def planes_for(voters: int) -> int:
+def planes_for(rows: int) -> int:
     """How many a count of so many takes, and three at least, which adding four at a time fills."""
-    return max(3, voters.bit_length())
+    return max(3, rows.bit_length())
 
 
 @triton.jit
@@ -57,41 +58,52 @@ def counted(planes, a, b, c, d, PLANES: tl.constexpr):
 
 
 @triton.jit
-def one(words, k, voters, stride, start, at, length, NONE: tl.constexpr, WHOLE: tl.constexpr):
-    """Words of row k; all NONE where there is no such row."""
-    return tl.load(row(words, k, stride, start, WHOLE) + at, mask=at < tl.where(k < voters, length, 0), other=NONE)
-
-
-@triton.jit
-def four(words, k, voters, stride, start, at, length, NONE: tl.constexpr, WHOLE: tl.constexpr):
-    """Words of rows k to k + 3."""
-    a = one(words, k, voters, stride, start, at, length, NONE, WHOLE)
-    b = one(words, k + 1, voters, stride, start, at, length, NONE, WHOLE)
-    c = one(words, k + 2, voters, stride, start, at, length, NONE, WHOLE)
-    d = one(words, k + 3, voters, stride, start, at, length, NONE, WHOLE)
+def rows_of(ranks, k, voters):
+    """The rows of voters k to k + 3; where there are fewer, any."""
+    a = tl.load(ranks + k)
+    b = tl.load(ranks + k + 1, mask=k + 1 < voters, other=0)
+    c = tl.load(ranks + k + 2, mask=k + 2 < voters, other=0)
+    d = tl.load(ranks + k + 3, mask=k + 3 < voters, other=0)
     return a, b, c, d
 
 
 @triton.jit
-def count_of(words, voters, stride, start, at, length, PLANES: tl.constexpr, WHOLE: tl.constexpr):
-    """In how many rows each bit is set, in planes, lowest first."""
+def one(words, number, real, stride, start, at, length, NONE: tl.constexpr, WHOLE: tl.constexpr):
+    """Words of a row; all NONE where it is not `real`."""
+    return tl.load(row(words, number, stride, start, WHOLE) + at, mask=at < tl.where(real, length, 0), other=NONE)
+
+
+@triton.jit
+def four(words, rows, k, voters, stride, start, at, length, NONE: tl.constexpr, WHOLE: tl.constexpr):
+    """Words of voters k to k + 3, which lie in these rows."""
+    a = one(words, rows[0], k < voters, stride, start, at, length, NONE, WHOLE)
+    b = one(words, rows[1], k + 1 < voters, stride, start, at, length, NONE, WHOLE)
+    c = one(words, rows[2], k + 2 < voters, stride, start, at, length, NONE, WHOLE)
+    d = one(words, rows[3], k + 3 < voters, stride, start, at, length, NONE, WHOLE)
+    return a, b, c, d
+
+
+@triton.jit
+def count_of(words, ranks, voters, stride, start, at, length, PLANES: tl.constexpr, WHOLE: tl.constexpr):
+    """In how many voters' ballots each bit is set, in planes, lowest first."""
     planes = nobody(at, PLANES)
     for k in range(0, voters, 4):
-        a, b, c, d = four(words, k, voters, stride, start, at, length, 0, WHOLE)
+        a, b, c, d = four(words, rows_of(ranks, k, voters), k, voters, stride, start, at, length, 0, WHOLE)
         planes = counted(planes, a, b, c, d, PLANES)
     return planes
 
 
 @triton.jit
 def counts_of(
-    nonzero, positive, voters, stride, start, at, length,
+    nonzero, positive, ranks, voters, stride, start, at, length,
     ZEROS: tl.constexpr, PLANES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """How many voted for each element; and how many against, or with ZEROS how many said zero."""
     ayes, others = nobody(at, PLANES), nobody(at, PLANES)
     for k in range(0, voters, 4):
-        a, b, c, d = four(positive, k, voters, stride, start, at, length, 0, WHOLE)
-        e, f, g, h = four(nonzero, k, voters, stride, start, at, length, -1 if ZEROS else 0, WHOLE)
+        rows = rows_of(ranks, k, voters)
+        a, b, c, d = four(positive, rows, k, voters, stride, start, at, length, 0, WHOLE)
+        e, f, g, h = four(nonzero, rows, k, voters, stride, start, at, length, -1 if ZEROS else 0, WHOLE)
         ayes = counted(ayes, a, b, c, d, PLANES)
         if ZEROS:
             others = counted(others, ~e, ~f, ~g, ~h, PLANES)
@@ -131,22 +143,23 @@ def alternating(t, word):
 
 @triton.jit
 def majority_words(
-    ballots, verdict, t, voters, row_stride, plane_stride, words, first_word, start,
+    ballots, ranks, verdict, t, voters, row_stride, plane_stride, words, first_word, start,
     TERNARY: tl.constexpr, TIES: tl.constexpr, PLANES: tl.constexpr, WORDS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     at = tl.arange(0, WORDS)
     length = WORDS if WHOLE else tl.minimum(words - start, WORDS).to(tl.int32)
     real = at < length
-    turn = (((t // 2 + first_word + start) % voters).to(tl.int32) + at) % voters
+    some = tl.maximum(voters, 1)
+    turn = (((t // 2 + first_word + start) % some).to(tl.int32) + at) % some
     if TERNARY:
         positive = ballots + plane_stride
-        ayes, nays = counts_of(ballots, positive, voters, row_stride, start, at, length, False, PLANES, WHOLE)
+        ayes, nays = counts_of(ballots, positive, ranks, voters, row_stride, start, at, length, False, PLANES, WHOLE)
         more, tied = compared(ayes, nays, PLANES)
         somebody, decider = tl.zeros_like(tied), tl.zeros_like(tied)
         if TIES != "zero":
             for _ in range(voters):
                 open = real & (tied & ~somebody != 0)
-                theirs = start + turn * row_stride + at
+                theirs = start + tl.load(ranks + turn, mask=open, other=0) * row_stride + at
                 decider |= tl.load(positive + theirs, mask=open, other=0) & ~somebody
                 somebody |= tl.load(ballots + theirs, mask=open, other=0)
                 turn = tl.where(turn + 1 < voters, turn + 1, 0)
@@ -155,11 +168,13 @@ def majority_words(
         tl.store(row(verdict, 0, words, start, WHOLE) + at, ~tied | somebody, mask=real)
         tl.store(row(verdict, 1, words, start, WHOLE) + at, more | (tied & decider), mask=real)
     else:
-        ayes = count_of(ballots, voters, row_stride, start, at, length, PLANES, WHOLE)
+        ayes = count_of(ballots, ranks, voters, row_stride, start, at, length, PLANES, WHOLE)
         more, tied = split(ayes, voters // 2, PLANES)
-        tied = tl.where(voters % 2 == 0, tied, 0)
+        tied = tl.where((voters % 2 == 0) & (voters > 0), tied, 0)
         if TIES == "rotate":
-            decider = tl.load(ballots + (start + turn * row_stride + at), mask=real & (tied != 0), other=0)
+            open = real & (tied != 0)
+            theirs = start + tl.load(ranks + turn, mask=open, other=0) * row_stride + at
+            decider = tl.load(ballots + theirs, mask=open, other=0)
         else:
             decider = alternating(t, first_word + start + at)
         tl.store(row(verdict, 0, words, start, WHOLE) + at, more | (tied & decider), mask=real)
@@ -167,7 +182,7 @@ def majority_words(
 
 @triton.jit(do_not_specialize=list(range(8)))
 def majority(
-    ballots, verdict, voters: tl.int32, row_stride: tl.int64, plane_stride: tl.int64, words: tl.int64,
+    ballots, roster, verdict, row_stride: tl.int64, plane_stride: tl.int64, words: tl.int64,
     clock, first_word: tl.int64,
     TERNARY: tl.constexpr, TIES: tl.constexpr, PLANES: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
@@ -175,20 +190,21 @@ def majority(
 
     Args:
         ballots: i64, a row of words every `row_stride`; with TERNARY two, `plane_stride` apart.
-        verdict: i64[1 or 2, words]. clock: i64[1], t. voters, first_word: as in `reference.tally_majority`.
+        roster: i64[1 + rows]. verdict: i64[1 or 2, words].
+        clock: i64[1], t. first_word: as in `reference.tally_majority`.
         TIES: "rotate", "alternate" or, with TERNARY, "zero". PLANES: of a count. WORDS: of a program.
     """
     start = tl.program_id(0).to(tl.int64) * WORDS
-    t = tl.load(clock)
+    t, voters = tl.load(clock), tl.load(roster).to(tl.int32)
     places = (ballots.to(tl.int64) | verdict.to(tl.int64)) % 16 + (row_stride | plane_stride | words) % 2
     if (start + WORDS <= words) & (places == 0):
         majority_words(
-            ballots, verdict, t, voters, row_stride, plane_stride, words, first_word, start,
+            ballots, roster + 1, verdict, t, voters, row_stride, plane_stride, words, first_word, start,
             TERNARY, TIES, PLANES, WORDS, True,
         )  # fmt: skip
     else:
         majority_words(
-            ballots, verdict, t, voters, row_stride, plane_stride, words, first_word, start,
+            ballots, roster + 1, verdict, t, voters, row_stride, plane_stride, words, first_word, start,
             TERNARY, TIES, PLANES, WORDS, False,
         )  # fmt: skip
 
@@ -205,7 +221,7 @@ def put(
 
 @triton.jit
 def count_words(
-    ballots, verdict, voters, row_stride, plane_stride, words, start,
+    ballots, ranks, verdict, voters, row_stride, plane_stride, words, start,
     TERNARY: tl.constexpr, WANTED: tl.constexpr, PLANES: tl.constexpr, WORDS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     at = tl.arange(0, WORDS)
@@ -213,7 +229,7 @@ def count_words(
     real = at < length
     if TERNARY:
         positive = ballots + plane_stride
-        ayes, zeros = counts_of(ballots, positive, voters, row_stride, start, at, length, True, PLANES, WHOLE)
+        ayes, zeros = counts_of(ballots, positive, ranks, voters, row_stride, start, at, length, True, PLANES, WHOLE)
         total = (zeros[0],)  # the sum of the votes plus the number of voters: twice those in favour, and once the zeros
         carry = tl.zeros_like(zeros[0])
         for k in tl.static_range(1, PLANES):
@@ -222,30 +238,31 @@ def count_words(
         total = total + (ayes[PLANES - 1] ^ carry,)
         put(total, verdict, words, start, at, real, PLANES + 1, WANTED, WHOLE)
     else:
-        ayes = count_of(ballots, voters, row_stride, start, at, length, PLANES, WHOLE)
+        ayes = count_of(ballots, ranks, voters, row_stride, start, at, length, PLANES, WHOLE)
         put(ayes, verdict, words, start, at, real, PLANES, WANTED, WHOLE)
 
 
 @triton.jit(do_not_specialize=list(range(6)))
 def count(
-    ballots, verdict, voters: tl.int32, row_stride: tl.int64, plane_stride: tl.int64, words: tl.int64,
+    ballots, roster, verdict, row_stride: tl.int64, plane_stride: tl.int64, words: tl.int64,
     TERNARY: tl.constexpr, WANTED: tl.constexpr, PLANES: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """How many voted +1; with TERNARY the sum of the votes plus the number of voters.
 
     Args:
-        ballots, row_stride, plane_stride, voters: as in `majority`. verdict: i64[WANTED, words], lowest plane first.
+        ballots, roster, row_stride, plane_stride: as in `majority`. verdict: i64[WANTED, words], lowest plane first.
         PLANES: of a count. WORDS: of a program.
     """
     start = tl.program_id(0).to(tl.int64) * WORDS
+    voters = tl.load(roster).to(tl.int32)
     places = (ballots.to(tl.int64) | verdict.to(tl.int64)) % 16 + (row_stride | plane_stride | words) % 2
     if (start + WORDS <= words) & (places == 0):
         count_words(
-            ballots, verdict, voters, row_stride, plane_stride, words, start,
+            ballots, roster + 1, verdict, voters, row_stride, plane_stride, words, start,
             TERNARY, WANTED, PLANES, WORDS, True,
         )  # fmt: skip
     else:
         count_words(
-            ballots, verdict, voters, row_stride, plane_stride, words, start,
+            ballots, roster + 1, verdict, voters, row_stride, plane_stride, words, start,
             TERNARY, WANTED, PLANES, WORDS, False,
         )  # fmt: skip

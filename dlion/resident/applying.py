@@ -5,9 +5,23 @@ from torch import Tensor
 
 from dlion.codecs import CountPlanes, SignBits, SumPlanes, TernaryBits
 from dlion.ops.arguments import check_pieces, check_rounding
-from dlion.ops.reference import ballot as ballot  # takes t as a tensor too
 from dlion.ops.reference import round_stochastic, stepped
 from dlion.pipeline import Decoder
+
+
+def numbers(down: Decoder, planes: int, voters: Tensor, applied: Tensor) -> Tensor:
+    """What a verdict does to parameters, f64[groups, 2**planes + 1]: a step for each level, and the decay.
+
+    Without voters nothing moves: every step is 0 and the decay 1.
+
+    Args:
+        down: what the planes of the verdict mean. planes: how many there are.
+        voters: i64[]. applied: f64[groups, 2], learning rate and weight decay.
+    """
+    lr, weight_decay = applied.unbind(1)
+    nobody = voters == 0
+    steps = tables_of(down, planes, voters, lr).masked_fill(nobody, 0.0)
+    return torch.cat([steps, decays_of(lr, weight_decay).masked_fill(nobody, 1.0)[:, None]], 1)
 
 
 def tables_of(down: Decoder, planes: int, voters: Tensor, lr: Tensor) -> Tensor:
@@ -15,7 +29,7 @@ def tables_of(down: Decoder, planes: int, voters: Tensor, lr: Tensor) -> Tensor:
 
     Args:
         down: what the planes of the verdict mean. planes: how many there are.
-        voters: i64[]; without any, numbers that nobody is to apply.
+        voters: i64[]; without any, what nobody is to apply.
         lr: f64[groups].
     """
     levels = torch.arange(2**planes, device=lr.device)
@@ -45,18 +59,13 @@ def apply_there(
     planes: Tensor,
     offsets: list[int],
     groups: list[int],
-    tables: Tensor,
-    decays: Tensor,
+    numbers: Tensor,
     rounding: str,
     first_word: int,
     t: Tensor,
     seed: int,
-    go: Tensor,
 ) -> None:
-    """`dlion.ops.reference.apply` where `go` says so; elsewhere the parameters keep every bit.
-
-    Args:
-        tables: f64[groups, 2**k]. decays: f64[groups]. t: i64[]. go: bool[].
+    """`dlion.ops.reference.apply` by `numbers` that lie on the device; t, i64[], does too.
 
     Raises:
         ValueError: a piece lies outside the bucket or not on a word, or `rounding` is unknown.
@@ -66,7 +75,7 @@ def apply_there(
     for param, offset, group in zip(params, offsets, groups, strict=True):
         flat = param.reshape(-1)
         first, last = offset // 64, offset // 64 + -(-flat.numel() // 64)
-        moved = stepped(flat, planes[:, first:last], tables[group], decays[group])
+        moved = stepped(flat, planes[:, first:last], numbers[group, :-1], numbers[group, -1])
         if rounding == "stochastic":
             moved = round_stochastic(moved, param.dtype, first_word + first, t, ~seed)
-        param.copy_(torch.where(go, moved.to(param.dtype), flat).view(param.shape))
+        param.copy_(moved.view(param.shape))

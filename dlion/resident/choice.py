@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dlion.layout import local
 from dlion.ops.kept import is_captured
-from dlion.resident import applying
+from dlion.resident import by_torch
 
 
 def is_accelerator(device: torch.device) -> bool:
@@ -29,12 +29,12 @@ def resides(fused: bool, params: Sequence[Tensor], wire: torch.device | None) ->
 
 
 def kernels_for(name: str) -> ModuleType:
-    """What makes ballots and applies verdicts by numbers on the device: `ballot`, `apply_there` and whom it `knows`.
+    """What steps on the device are made of: `dlion.resident.by_torch`, or what has the same names and bits.
 
     Args:
         name: of the kernels in use; "triton", or pure torch.
     """
-    return import_module("dlion.ops.triton") if name == "triton" else applying
+    return import_module("dlion.resident.by_triton") if name == "triton" else by_torch
 
 
 def refuse_new_in_graph(device: torch.device) -> None:

@@ -1,25 +1,25 @@
 """An exchange whose host starts steps and hears of each when the next one begins."""
 
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dlion import agreement
-from dlion.codecs import Moment
 from dlion.comparison import GUARDED_EVERY, GUARDED_STEPS
 from dlion.errors import AgreementError, NonFiniteGradientError, OverlapError
 from dlion.exchange import Decision, Exchange, Reading
-from dlion.header import NOBODY, Status
+from dlion.header import Status
 from dlion.layout import Bucket, local, named
 from dlion.ops.kept import is_captured
-from dlion.resident import headers
 from dlion.resident.choice import refuse_new_in_graph
+from dlion.resident.entries import Entries
 from dlion.resident.lane import lane_for
 from dlion.resident.later import Later
-from dlion.resident.ledger import Entries, Ledger
-from dlion.resident.scalars import APPLIED, first_not_finite, scalars
+from dlion.resident.ledger import Ledger
+from dlion.resident.scalars import ResidentMoment, first_not_finite, scalars
 from dlion.resident.tally import ResidentTally
 from dlion.waited import changed
 
@@ -37,12 +37,13 @@ class ResidentExchange(Exchange):
 
     _slot = -1  # see `Entries`
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, kernels: ModuleType, *args: Any) -> None:
+        self.kernels = kernels
         self.ask = self._later = Later()
         super().__init__(*args)
         self.device = local(self.replica.params[0]).device
         self.t = int(self.param_groups[0]["t"])
-        self.ledger = Ledger(self.t, self.device)
+        self.ledger = Ledger(self.t, self.device, kernels)
         self.lane = lane_for(self.options.overlap, self.device)
         self._counted = self.ledger.now()
         self._unheard = self._replayed = False
@@ -91,10 +92,9 @@ class ResidentExchange(Exchange):
     def settle(self) -> None:
         """As on the host; without overlap everything was read when the step began."""
         if self.options.overlap:
-            now, _ = scalars(self.param_groups, self.keys, self.device)
-            these = [{name: each[name] for name in APPLIED} for each in now]
-            self.replica.hypers = [then | values for then, values in zip(self.replica.hypers, these, strict=False)]
-            self._as_applied = these
+            now = scalars(self.param_groups, self.keys, self.device)
+            self.moment = ResidentMoment(self.ledger.t, self.rank, self.workers, now.applied)
+            self._as_applied = now.given
 
     def rest_where(self, overflowed: Tensor) -> None:
         self.replica.awake = ~overflowed.to(self.device)
@@ -118,36 +118,30 @@ class ResidentExchange(Exchange):
 
     def send(self, bucket: Bucket, planes: Tensor, finite: Tensor) -> None:
         """As on the host; `finite` is a bool[]."""
-        bad = torch.full((), Status[self.options.nonfinite.upper()], dtype=torch.int64, device=self.device)
-        status = bad.masked_fill(finite, Status.OK)
-        if self.replica.awake is not None:
-            status = status.masked_fill(~self.replica.awake, Status.ABSTAIN)
-        self._leave(bucket, planes, status)
+        self._leave(bucket, planes, finite)
 
     def abstain(self, bucket: Bucket) -> None:
         planes = torch.zeros(self.wire.count.ballot_planes, bucket.words, dtype=torch.int64, device=self.device)
-        self._leave(bucket, planes, torch.full((), self._why, dtype=torch.int64, device=self.device))
+        self._leave(bucket, planes, None)
 
     def advance(self) -> None:
         self.lane.advance(self.flight)
 
     def receive(self) -> Reading:
-        """As on the host; the verdict's header is i64[2], and it raises nothing."""
+        """The verdict on the oldest bucket under way, and in the place of its header how many may apply it, i64[].
+
+        It raises nothing: what the headers say is entered in the ledger.
+        """
         with self.lane.taking():
             consulted = self.flight.receive()
         assert consulted.result is not None
         rows, verdict = consulted.result
         self.lane.give(rows, verdict)
-        return consulted.bucket, verdict, headers.worst(rows, self.workers)
+        return consulted.bucket, verdict, self.ledger.enter(rows, self.workers)
 
     def decide(self, readings: Iterator[Reading]) -> Iterator[Decision]:
         """The verdicts, each with the number of those whose votes count, i64[]: 0 where nobody may apply it."""
-        if self.options.nonfinite != "abstain":
-            yield from self._decided(list(readings))
-            return
-        for bucket, verdict, header in readings:
-            yield bucket, verdict, self.ledger.apply(self.ledger.enter(header))
-            del verdict  # or the next bucket's buffers come on top of it
+        yield from readings if self.options.nonfinite == "abstain" else self._decided(list(readings))
 
     def close(self, counts: bool = True) -> None:
         """The step was started; whether it went well is for `look` to find out."""
@@ -192,7 +186,7 @@ class ResidentExchange(Exchange):
         try:
             for bucket in self.unsent():
                 self.abstain(bucket)
-                self.ledger.enter(self.receive()[2])
+                self.receive()
         finally:
             self.end()
 
@@ -213,18 +207,13 @@ class ResidentExchange(Exchange):
 
     def _decided(self, held: list[Reading]) -> list[Decision]:
         """All verdicts of a step that one bucket can forbid."""
-        voters = [self.ledger.enter(header) for _, _, header in held]
-        statuses = torch.stack([headers.status_of(header) for _, _, header in held])
+        slot = None
         if self.options.nonfinite == "raise":
             slot = first_not_finite(self.param_groups, self.device)
             if self.replica.awake is not None:
                 slot = slot.masked_fill(~self.replica.awake, -1)
-            self.ledger.refuse((statuses == Status.RAISE).any(), Status.RAISE, NOBODY, slot)
-        go = self.ledger.well & (statuses != Status.SKIP).all()
-        return [
-            (bucket, verdict, self.ledger.apply(count * go))
-            for (bucket, verdict, _), count in zip(held, voters, strict=True)
-        ]
+        go = self.ledger.forbid(slot)
+        return [(bucket, verdict, voters * go) for bucket, verdict, voters in held]
 
     def _read(self) -> None:
         given = self.param_groups[0]["t"]
@@ -237,23 +226,29 @@ class ResidentExchange(Exchange):
             group["t"] = self.ledger.t
         self.ledger.begin()
         self.lane.begin()
-        self.moment = Moment(self.ledger.t, self.rank, self.workers)
         groups = self.param_groups
         if self._as_applied is not None:  # compared is how verdicts were applied the last time
             groups = [now | before for now, before in zip(groups, self._as_applied, strict=True)]
+        found = scalars(groups, self.keys, self.device)
+        self.moment = ResidentMoment(self.ledger.t, self.rank, self.workers, found.applied)
         self._announced_before = self._announced
-        self._announced, self._fingerprint_of_hypers = scalars(groups, self.keys, self.device)
+        self._announced, self._fingerprint_of_hypers = found.hypers, found.fingerprint
         self.replica.hypers, self.replica.awake = self._announced, None
         self._begun += 1
         self._before = self.stats.traffic()
 
-    def _leave(self, bucket: Bucket, planes: Tensor, status: Tensor) -> None:
+    def _leave(self, bucket: Bucket, planes: Tensor, finite: Tensor | None) -> None:
+        """Let ballots leave; without `finite` they are blanks."""
+        bad = Status[self.options.nonfinite.upper()]
+        told = (bucket.number, self.ledger.t, self.fingerprint, self._fingerprint_of_hypers)
         shard_words = -(-planes.shape[1] // self.topology.shards)
         # what a graph repeats nobody would take up
         observer = None if is_captured(self.device) else self.checks.sample(bucket, self.t, len(self.layout.buckets))
-        with self.lane.taking(planes, status):
-            own = headers.encode(status, bucket.number, self.ledger.t, self.fingerprint, self._fingerprint_of_hypers)
-            tally = ResidentTally(self.wire.count, own, self.ledger.t, bucket.first_word, shard_words, observer)
+        where = (bucket.first_word, shard_words, observer)
+        reads = [tensor for tensor in (planes, finite, self.replica.awake) if tensor is not None]
+        with self.lane.taking(*reads):
+            own = self.kernels.ballot_header(finite, self.replica.awake, bad, self._why, *told)
+            tally = ResidentTally(self.kernels, self.wire.count, own, self.ledger.t, *where)
             self.flight.send(bucket, Status.OK, self.topology.consult(own, planes, tally))
             self.lane.sent(self.flight)
         self._sent += 1

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dlion.header import NOBODY, VERSION, Status
+from dlion.resident.counting import roster_of
 
 BYTE = 0xFF
 STATUS = BYTE << 8  # its place in the first word
@@ -24,14 +25,46 @@ def encode(status: Tensor, bucket: int, t: Tensor, layout: int, hyper: Tensor) -
     return torch.stack([front, layout & NOBODY | hyper << 32])
 
 
+def ballot_header(
+    finite: Tensor | None,
+    awake: Tensor | None,
+    bad: Status,
+    why: Status,
+    bucket: int,
+    t: Tensor,
+    layout: int,
+    hyper: Tensor,
+) -> Tensor:
+    """The header of this worker's ballot, i64[2].
+
+    Args:
+        finite: bool[], whether its gradients were, else the status is `bad`; None where it abstains, because of `why`.
+        awake: bool[], whether it does not abstain because of `why`; None where it does not.
+        bucket, t, layout, hyper: as in `encode`.
+    """
+    status = torch.full_like(t, why if finite is None else bad)
+    if finite is not None:
+        status = status.masked_fill(finite, Status.OK)
+        if awake is not None:
+            status = status.masked_fill(~awake, why)
+    return encode(status, bucket, t, layout, hyper)
+
+
 def judge(headers: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """From every worker's ballot header, i64[workers, 2], to the verdict's, i64[2], and bool[workers] of who votes."""
+    """What follows from every worker's ballot header, i64[workers, 2]: the verdict's, and the roster of who votes.
+
+    Args:
+        own: i64[2], this worker's.
+
+    Returns:
+        i64[2], and i64[1 + workers] as in `dlion.resident.counting`.
+    """
     said = status_of(headers)
     status, offender = _complaint(headers, said)
     voting = (said == Status.OK) & (status == Status.OK)
     abstentions = (said != Status.OK).sum()
     front = own[0] & ~(STATUS | BYTE) | VERSION | status << 8
-    return torch.stack([front, voting.sum() | abstentions << 16 | offender << 32]), voting
+    return torch.stack([front, voting.sum() | abstentions << 16 | offender << 32]), roster_of(voting)
 
 
 def worst(headers: Tensor, workers: int) -> Tensor:

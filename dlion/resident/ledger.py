@@ -1,35 +1,13 @@
 """What steps write down on the device, for the host to read when it has time: t, counts, and what went wrong."""
 
-from typing import NamedTuple
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from dlion.copies import Copy
 from dlion.header import NOBODY, Status
-from dlion.resident import headers
-
-
-class Entries(NamedTuple):
-    """A ledger as the host reads it.
-
-    Attributes:
-        t: verdicts applied. steps, skipped, abstentions: what `dlion.Stats` counts, since the ledger was begun.
-        repeated: steps that graphs took, refused ones as well.
-        status, offender: of the first verdict header that nobody may apply; OK and NOBODY without one.
-        slot: the first parameter whose gradient here was not finite then, -1 without or where nobody looked.
-        changed: the first whose gradient here was not the one that was voted with, likewise.
-    """
-
-    t: int
-    steps: int
-    skipped: int
-    abstentions: int
-    repeated: int
-    status: int
-    offender: int
-    slot: int
-    changed: int
+from dlion.resident.entries import OF_A_STEP, Entries, by_name, is_well, refuse
 
 
 class Ledger:
@@ -37,63 +15,60 @@ class Ledger:
 
     Trouble stays: after it no step writes parameters, until the host has heard of it and calls `forgive`.
 
+    Args:
+        kernels: as `choice.kernels_for` gives them.
+
     Attributes:
         t: i64[], verdicts applied; it is written in place.
-        well: bool[], whether no step was refused so far.
     """
 
-    def __init__(self, t: int, device: torch.device) -> None:
+    def __init__(self, t: int, device: torch.device, kernels: ModuleType) -> None:
+        self._kernels = kernels
         self._entries = torch.zeros(len(Entries._fields), dtype=torch.int64, device=device)
-        self.t, self._steps, self._skipped, self._abstentions, self._repeated, *trouble = self._entries
-        self._status, self._offender, self._slot, self._changed = trouble
+        self._named = by_name(self._entries)
+        self._of_step = self._entries[-OF_A_STEP:]
+        self.t = self._named["t"]
         self.t.fill_(t)
         self.forgive()
         self._copy = Copy.of(self._entries)
-        self._moved = torch.zeros((), dtype=torch.bool, device=device)
-
-    @property
-    def well(self) -> Tensor:
-        well: Tensor = self._status == Status.OK
-        return well
 
     def begin(self) -> None:
         """A step begins, whatever became of the one before."""
-        self._moved.zero_()
+        self._of_step.zero_()
 
-    def enter(self, header: Tensor) -> Tensor:
-        """Write down a verdict's header, i64[2]; how many voters' verdict may be applied, i64[], 0 for nobody's."""
-        status = headers.status_of(header)
-        self.refuse(status >= Status.HYPERPARAMETERS_DIFFER, status, headers.offender_of(header))
-        well = self.well
-        self._abstentions.add_(headers.abstentions_of(header) * well)
-        return headers.voters_of(header) * well
+    def enter(self, headers: Tensor, workers: int) -> Tensor:
+        """Write down a bucket's verdict headers, i64[owners, 2], of so many workers.
 
-    def refuse(self, when: Tensor, status: Tensor | int, offender: Tensor | int, slot: Tensor | int = -1) -> None:
-        """Let no step be applied from now on, where bool[] `when` says so and none was refused before."""
-        first = when & self.well
-        for entry, value in ((self._offender, offender), (self._slot, slot), (self._status, status)):
-            there = value if isinstance(value, Tensor) else torch.full_like(entry, value)
-            entry.copy_(torch.where(first, there, entry))
+        Returns:
+            How many voters' verdict may be applied, i64[], 0 for nobody's.
+        """
+        voters: Tensor = self._kernels.enter(self._entries, headers, workers)
+        return voters
+
+    def forbid(self, slot: Tensor | None) -> Tensor:
+        """Where one bucket decides for all of a step, and all are entered: whether they may be applied, bool[].
+
+        Args:
+            slot: with nonfinite="raise", the first parameter here whose gradient is not finite, i64[]; -1 without one.
+        """
+        if slot is not None:
+            refuse(self._entries, self._named["raises"] > 0, Status.RAISE, NOBODY, slot)
+        go: Tensor = is_well(self._entries) & (self._named["skips"] == 0)
+        self._named["moved"].mul_(go)
+        return go
 
     def accuse(self, slot: Tensor) -> None:
         """The gradient of this parameter, i64[], is not the one that was voted with; -1: of none."""
-        self._changed.copy_(torch.where(self._changed < 0, slot, self._changed))
-
-    def apply(self, voters: Tensor) -> Tensor:
-        """A verdict of so many voters, i64[], is applied; the same number."""
-        self._moved.logical_or_(voters > 0)
-        return voters
+        changed = self._named["changed"]
+        changed.copy_(torch.where(changed < 0, slot, changed))
 
     def close(self) -> None:
         """The step is over: count it if it was not refused."""
-        well = self.well
-        self.t.add_(self._moved & well)
-        self._steps.add_(well)
-        self._skipped.add_(well & ~self._moved)
+        self._kernels.close(self._entries)
 
     def repeat(self) -> None:
         """What was started belongs to a graph, and is one of its steps whenever it runs."""
-        self._repeated.add_(1)
+        self._named["repeated"].add_(1)
 
     def send(self) -> None:
         """Let the device copy the entries to where `heard` finds them."""
@@ -109,7 +84,6 @@ class Ledger:
 
     def forgive(self) -> None:
         """What went wrong is known: steps are applied again."""
-        self._status.fill_(Status.OK)
-        self._offender.fill_(NOBODY)
-        self._slot.fill_(-1)
-        self._changed.fill_(-1)
+        nothing = {"status": Status.OK, "offender": NOBODY, "slot": -1, "changed": -1}
+        for name, value in nothing.items():
+            self._named[name].fill_(value)

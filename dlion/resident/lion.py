@@ -6,7 +6,6 @@ from operator import itemgetter
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dlion.codecs import Moment
@@ -14,7 +13,8 @@ from dlion.layout import Bucket
 from dlion.ops.memory import those
 from dlion.pipeline import Wire
 from dlion.replica import Replica
-from dlion.resident import applying
+from dlion.resident import by_torch
+from dlion.resident.scalars import ResidentMoment
 from dlion.rules import ROUNDING_SEED
 from dlion.survey import Questions
 
@@ -60,16 +60,15 @@ class ResidentLion:
 
     def apply(self, replica: Replica, bucket: Bucket, verdict: Tensor, voters: Tensor, moment: Moment) -> None:
         """Do with the parameters what `voters`, i64[], decided; nothing where it is 0."""
-        lr, weight_decay = (torch.stack([hyper[name] for hyper in replica.hypers]) for name in ("lr", "weight_decay"))
-        tables = applying.tables_of(self.wire.down, len(verdict), voters, lr)
-        decays = applying.decays_of(lr, weight_decay)
+        assert isinstance(moment, ResidentMoment)
         params = replica.parameters(bucket)
-        rest = (tables, decays, self.rounding, bucket.first_word, moment.t, ROUNDING_SEED, voters > 0)
         known = list(map(self.kernels.knows, params))
-        for covered, run in ((True, self.kernels.apply_there), (False, applying.apply_there)):
+        for covered, kernels in ((True, self.kernels), (False, by_torch)):
             if covered in known:
                 mine, offsets, groups = those(known, covered, params, bucket.offsets, bucket.groups)
-                run(mine, verdict, offsets, groups, *rest)
+                numbers = kernels.numbers(self.wire.down, len(verdict), voters, moment.applied)
+                when = (self.rounding, bucket.first_word, moment.t, ROUNDING_SEED)
+                kernels.apply_there(mine, verdict, offsets, groups, numbers, *when)
         for k in bucket.cut:  # a copy where the tensor is not contiguous
             replica.write(bucket.pieces[k], params[k].detach())
 

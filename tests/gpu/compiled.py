@@ -24,7 +24,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dlion.ops import triton_hash, triton_kernels, triton_tally
+from dlion.ops import triton_hash, triton_headers, triton_kernels, triton_numbers, triton_tally
 
 THREADS = 32 * triton_kernels.LAUNCH["num_warps"]
 BYTES = {tl.float32: 4, tl.bfloat16: 2, tl.float16: 2}
@@ -43,7 +43,18 @@ POINTERS = {
     "verdict": "*i64",
     "memory": "*u8",
     "totals": "*i64",
+    "roster": "*i64",
+    "hyper": "*i64",
+    "header": "*i64",
+    "headers": "*i64",
+    "own": "*i64",
+    "entries": "*i64",
+    "voters": "*i64",
+    "applied": "*fp64",
+    "steps": "*fp32",
 }
+MODULES = (triton_hash, triton_kernels, triton_tally, triton_headers, triton_numbers)
+NOTHING = {"loads": 0, "stores": 0}
 TIES = [(False, "rotate"), (False, "alternate"), (True, "rotate"), (True, "alternate"), (True, "zero")]
 
 
@@ -66,11 +77,19 @@ def variants() -> list[tuple[Any, dict[str, Any], dict[str, int]]]:
         for ternary in (False, True):
             how = {"TERNARY": ternary, "WANTED": planes + ternary, "PLANES": planes}
             made.append((triton_tally.count, how, {"loads": 4 * (1 + ternary), "stores": planes + ternary}))
+    for how in ({}, {"awake": None}, {"awake": None, "finite": None}):
+        made.append((triton_headers.ballot_header, how, NOTHING))
+    for kernel in (triton_headers.judge, triton_headers.enter):
+        made.append((kernel, {"ROWS": triton_headers.ROWS}, NOTHING))
+    made.append((triton_headers.close, {}, NOTHING))
+    for meaning, planes in (("sign", 1), ("ternary", 2), ("count", 4), ("sum", 12)):
+        how = {"MEANING": meaning, "PLANES": planes, "LEVELS": min(2**planes, triton_numbers.LEVELS)}
+        made.append((triton_numbers.numbers, how, NOTHING))
     return made
 
 
 def compiled(kernel: Any, how: dict[str, Any], target: GPUTarget) -> Any:
-    home = next(module for module in (triton_hash, triton_kernels, triton_tally) if kernel in vars(module).values())
+    home = next(module for module in MODULES if kernel in vars(module).values())
     launch = dict(triton_kernels.launch(kernel) if home is triton_kernels else home.LAUNCH)
     constants = how | {name: launch.pop(name) for name in ("CHUNK", "PART", "WORDS") if name in launch}
     if target.backend == "hip":
@@ -100,6 +119,7 @@ def of_nvidia(code: Any, turns: int) -> dict[str, Any]:
         "executed": path.executed(text, turns) if turns else Counter(),
         "registers": int(re.findall(r"REG:(\d+)", usage)[0]),
         "stack": [int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", usage)],
+        "divisions": re.findall(r"\bdiv\.\w+\.f\d+", ptx),  # of floats; a processor makes them of fused steps
         "fused": re.findall(r"\bfma\.\S+", ptx),
         "flushing": re.findall(r"\S+\.ftz\S*", ptx),
         "local": re.findall(r"\b(?:ld|st)\.local\S*", ptx),

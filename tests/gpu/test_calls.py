@@ -5,7 +5,9 @@ import torch
 from kernel_cases import assert_ballots_agree, assert_verdicts_agree, numbers, offsets_of, random_words, same
 
 from dlion import DistributedLion, optim
+from dlion.codecs import CountPlanes
 from dlion.ops import ON_GPU, bits, chunks, kept, reference, triton
+from dlion.resident import by_triton
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 
@@ -174,16 +176,14 @@ def test_numbers_that_lie_on_the_device_give_the_same_bits(dtype: torch.dtype, g
     params = [numbers(3000, 1).to(dtype), numbers(70, 2).to(dtype)]
     wanted = [param.clone() for param in params]
     verdict, offsets, groups, t = random_words(2, 49), [0, 3008], [0, 1], torch.tensor(5)
-    tables = torch.tensor([[0.1, 0.2, -0.3, 0.0], [0.5, 0.1, 0.7, -0.1]], dtype=torch.float64) / 3
-    decays = torch.tensor([0.999, 0.9], dtype=torch.float64) / 1.1
+    applied = torch.tensor([[0.1 / 3, 0.2], [0.5 / 3, 0.9]], dtype=torch.float64)
     if go:
-        plain = (tables.flatten().tolist(), decays.tolist(), "stochastic", 3, 5, 7)
-        reference.apply(wanted, verdict, offsets, groups, *plain)
-    else:
-        tables[0, 0] = float("nan")  # what V = 0 makes of them
-    where = (3, t, 7, torch.tensor(go))
+        tables = [step for lr, _ in applied.tolist() for step in CountPlanes().decode(verdict, 3).table(lr)]
+        decays = [1 - lr * weight_decay for lr, weight_decay in applied.tolist()]
+        reference.apply(wanted, verdict, offsets, groups, tables, decays, "stochastic", 3, 5, 7)
     assert all(map(triton.knows, params)) and not triton.knows(params[0].double())
-    triton.apply_there(params, verdict, offsets, groups, tables, decays, "stochastic", *where)
+    steps = by_triton.numbers(CountPlanes(), 2, torch.tensor(3 * go), applied)
+    triton.apply_there(params, verdict, offsets, groups, steps, "stochastic", 3, t, 7)
     assert all(same(a, b) for a, b in zip(params, wanted, strict=True))
     grads, momenta = [numbers(3000, 3), numbers(70, 4)], [numbers(3000, 5).bfloat16(), numbers(70, 6)]
     others = [momentum.clone() for momentum in momenta]

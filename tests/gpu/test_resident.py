@@ -9,7 +9,7 @@ from world import succeed, world
 
 from dlion import Distributed
 from dlion.ops import triton
-from dlion.resident import choice
+from dlion.resident import by_triton, choice
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 
@@ -41,7 +41,7 @@ def test_kernels_and_steps_on_the_device_fit_together(
     launch = triton._launch
     monkeypatch.setattr(triton, "_launch", lambda *told: launches.append(told[0]) or launch(*told))
     monkeypatch.setattr(choice, "is_accelerator", lambda device: True)
-    monkeypatch.setattr("dlion.renewal.kernels_for", lambda name: triton)
+    monkeypatch.setattr("dlion.renewal.kernels_for", lambda name: by_triton)
     found = succeed(world(1, lambda rank, group: trained(group, rank, dtype, vote)))
     for ours, theirs in zip(found, wanted, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
