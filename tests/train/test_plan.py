@@ -164,11 +164,19 @@ def test_every_method_is_planned() -> None:
 
 
 def test_constants_are_the_optimizers() -> None:
-    assert (votes.BUCKET_BYTES, votes.OVERLAP_BYTES) == (options.BUCKET_BYTES, options.OVERLAP_BYTES)
+    for name in ("BUCKET_BYTES", "OVERLAP_BYTES", "DEVICE_BUCKET_BYTES", "DEVICE_OVERLAP_BYTES"):
+        assert getattr(votes, name) == getattr(options, name)
     assert votes.WORD_BITS == layout.WORD and votes.HEADER_BYTES == header.NBYTES
     assert votes.GATHERED == survey.GATHERED
     assert votes.REPLICATED_WORDS == topology.REPLICATED_WORDS
     assert GLOO.direct_bytes == channel.DIRECT_BYTES
+
+
+def test_buckets_are_larger_where_steps_are_taken_on_the_device() -> None:
+    scenes = [Scene(Sizes.assumed(10**9, None), 4, Rates(), on_device=there) for there in (False, True)]
+    for name in ("dlion-mavo", "dlion-mavo, overlap", "signsgd-mavo"):
+        here, there = (sum(count for count, _ in METHODS[name](scene).pieces) for scene in scenes)
+        assert (here > 15 * there) == name.startswith("dlion")
 
 
 def test_rates_are_the_measured_ones() -> None:

@@ -14,6 +14,7 @@ from dlion.train.plan.votes import (
     WORD_BYTES,
     Topology,
     Wire,
+    longest_bucket,
     question,
     summed,
     voted,
@@ -32,6 +33,7 @@ class Scene:
     Attributes:
         rank: of PowerSGD's factors. keep: share of the entries that sparse methods send.
         bucket_cap_mb: of DDP, in MiB. bucket_bytes: of dlion; None takes what the optimizer takes.
+        on_device: whether steps of fused votes are taken on an accelerator.
     """
 
     sizes: Sizes
@@ -42,6 +44,7 @@ class Scene:
     keep: float = 0.04
     bucket_cap_mb: float = 25.0
     bucket_bytes: int | None = None
+    on_device: bool = False
 
     @property
     def adamw(self) -> float:
@@ -82,7 +85,8 @@ def vote(up: int, down: Callable[[int], int], fused: bool, overlap: bool = False
 
     def work(scene: Scene) -> Work:
         wire = Wire(up, down(scene.workers), fused)
-        return voted(scene.sizes, scene.workers, wire, scene.topology, overlap, scene.bucket_bytes, scene.rates)
+        longest = scene.bucket_bytes or longest_bucket(overlap, scene.on_device and fused)
+        return voted(scene.sizes, scene.workers, wire, scene.topology, overlap, longest, scene.rates)
 
     return work
 

@@ -162,4 +162,5 @@ class PlanConfig:
             keep=self.keep,
             bucket_cap_mb=self.bucket_cap_mb,
             bucket_bytes=self.bucket_bytes,
+            on_device=self.backend == "nccl",
         )

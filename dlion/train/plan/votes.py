@@ -16,6 +16,7 @@ WORD_BYTES, WORD_BITS = 8, 64
 FULL_BYTES = 4
 HEADER_BYTES = 16
 BUCKET_BYTES, OVERLAP_BYTES = 2**20, 2**17
+DEVICE_BUCKET_BYTES, DEVICE_OVERLAP_BYTES = 2**25, 2**21
 REPLICATED_WORDS = 1024
 GATHERED = 1024  # numbers of a question
 
@@ -34,11 +35,18 @@ class Wire:
     fused: bool
 
 
+def longest_bucket(overlap: bool, on_device: bool) -> int:
+    """Bytes of one-bit ballots that travel together unless something else was asked for."""
+    if on_device:
+        return DEVICE_OVERLAP_BYTES if overlap else DEVICE_BUCKET_BYTES
+    return OVERLAP_BYTES if overlap else BUCKET_BYTES
+
+
 def voted(
-    sizes: Sizes, workers: int, wire: Wire, topology: Topology, overlap: bool, bucket_bytes: int | None, rates: Rates
+    sizes: Sizes, workers: int, wire: Wire, topology: Topology, overlap: bool, bucket_bytes: int, rates: Rates
 ) -> Work:
     """A vote on every parameter."""
-    longest = (bucket_bytes or (OVERLAP_BYTES if overlap else BUCKET_BYTES)) // WORD_BYTES
+    longest = bucket_bytes // WORD_BYTES
     words = sizes.aligned(WORD_BITS) // WORD_BITS
     chosen = chosen_topology(topology, workers, words)
     ballots = 1 if chosen == "sharded" else workers  # that a worker counts: everybody's of its shard, or of all
