@@ -5,7 +5,6 @@ It is made at the first step and again whenever the layout changes on all worker
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -31,7 +30,7 @@ from dlion.survey import Survey
 from dlion.tallies import Tally
 from dlion.topology import Tally as Counting
 from dlion.topology import choose_topology
-from dlion.voting import siblings, voting_groups
+from dlion.voting import Voting, siblings, voting_groups
 from dlion.waited import Waited
 
 APPLYING = ("lr", "weight_decay")  # the hyper-parameters that no ballot depends on
@@ -82,9 +81,8 @@ class Exchange(Waited):
         self.fingerprint = self._fingerprint(param_groups)
         self._applied: list[dict[str, Any]] | None = None
         if group is not None and self.voting:
-            facts = self.fingerprint, self.replica.params, shared_state(self.replica), stats
             with self.voting.ballots.during("agreement"):
-                agree(self.voting, options, *facts, partial(self._reports, self.voting.ballots, Status.OK))
+                self._agree(self.voting, shared_state(self.replica))
             self.voting = voting_groups(group, options.timeout, owner)
         words = sum(bucket.words for bucket in self.layout.buckets)
         self.topology = choose_topology(options.topology, self.voting, stats, words, wire.replicate)
@@ -124,8 +122,7 @@ class Exchange(Waited):
     def _read(self) -> None:
         self.t = int(self.param_groups[0]["t"])
         self.moment = Moment(self.t, self.rank, self.workers)
-        self.replica.hypers = agreement.hyper_parameters(self.param_groups, self.keys)
-        self._announced = self.replica.hypers
+        self._announced = self.replica.hypers = agreement.hyper_parameters(self.param_groups, self.keys)
         if self._applied is not None and self.options.overlap:
             # ballots may leave before step() says how verdicts are applied: compared is how they were the last time
             self._announced = [now | before for now, before in zip(self._announced, self._applied, strict=True)]
@@ -278,6 +275,11 @@ class Exchange(Waited):
         """The counting of one bucket's ballots, of which this worker's has the header `own`."""
         observer = self.checks.sample(bucket, self.t, len(self.layout.buckets))
         return Tally(self.wire.count, own, bucket.first_word, shard_words, observer)
+
+    def _agree(self, voting: Voting, shared: list[Tensor]) -> None:
+        """Compare layout, parameters and shared state with the other workers', once for each layout."""
+        facts = voting, self.options, self.fingerprint, self.replica.params, shared, self.stats
+        agree(*facts, lambda: self._reports(voting.ballots, Status.OK))
 
     def _diagnose(self, status: Status, own: Status, offender: int) -> None:
         """Find out together what is wrong, and raise it; return only if every worker announced a new layout."""
