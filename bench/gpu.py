@@ -1,26 +1,31 @@
 """Prove dlion on a GPU and measure it: one command, under five minutes, a table and a file of JSON.
 
     python bench/gpu.py                                        # all of it, on all GPUs of this machine
-    python bench/gpu.py --device cpu --largest 1e6 --workers 2    # the same code on a CPU, in a few seconds
+    python bench/gpu.py --device cpu --largest 1e6 --workers 2    # the same code on a CPU, without targets for rates
 
 First the bits: every kernel against the reference on the CPU in all dtypes, repetitions, a model trained on both, a
 step in a CUDA graph, memory. Then rates: each kernel beside a copy of memory; a step beside torch's fused AdamW at
 0.1, 1 and 4 billion parameters, and at 1,000 small tensors; tallies of 8, 64 and 512 voters; with several GPUs a step
-over NCCL beside DDP. Exit status 1 where something is not as its target says. bench/README.md says where to send it.
+over NCCL beside DDP, with and without overlap. Exit status 1 where something is not as its target says. bench/README.md
+says what the lines mean and where to send them.
 """
 
 import argparse
 import json
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import gpu_checks
 import gpu_rates
 import torch
+import torch.distributed as dist
 from gpu_checks import Row
 
 import dlion
@@ -29,6 +34,19 @@ from dlion.ops import choose
 BILLION = 10**9
 SIZES = (BILLION // 10, BILLION, 4 * BILLION)
 ALONE = 2**28  # parameters of the kernels' rates and of the memory's measurement
+
+
+@dataclass
+class Report:
+    """What is written to `file`."""
+
+    file: Path
+    surroundings: dict[str, str]
+    rows: list[Row]
+
+    def write(self, ended: str) -> None:
+        told = {"surroundings": self.surroundings, "ended": ended, "rows": [asdict(row) for row in self.rows]}
+        self.file.write_text(json.dumps(told, indent=1))
 
 
 def rows(device: torch.device, largest: int, workers: int, rounds: int) -> Iterator[Row]:
@@ -47,6 +65,20 @@ def rows(device: torch.device, largest: int, workers: int, rounds: int) -> Itera
     yield from gpu_rates.between_devices(device, workers, 5000 if largest >= BILLION else 64, rounds)
 
 
+def commit() -> str:
+    """Of the clone that this file lies in; nothing where there is none."""
+    told = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"], capture_output=True, text=True
+    )
+    return told.stdout.strip()
+
+
+def without_target(row: Row, device: torch.device) -> Row:
+    """The rates of a CPU are not held to what a GPU must reach."""
+    timed = row.part in ("kernels", "steps")
+    return replace(row, target="", held=None) if timed and device.type == "cpu" else row
+
+
 def line(row: Row) -> str:
     figure = "" if row.figure is None else f"{row.figure:,.3f} {row.unit}".rstrip()
     verdict = {None: "", True: "held", False: "NOT HELD"}[row.held]
@@ -56,12 +88,17 @@ def line(row: Row) -> str:
 def surroundings(device: torch.device) -> dict[str, str]:
     """What the figures depend on."""
     cuda = device.type == "cuda"
+    memory = torch.cuda.get_device_properties(device).total_memory if cuda else 0
     return {
         "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
         "capability": str(torch.cuda.get_device_capability(device)) if cuda else "",
         "runtime": str(torch.version.hip or torch.version.cuda or ""),
+        "devices": str(torch.cuda.device_count()) if cuda else "",
+        "memory": f"{memory / 2**30:.0f} GiB" if cuda else "",
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda and dist.is_nccl_available() else "",
         "torch": torch.__version__,
-        "dlion": dlion.__version__,
+        "triton": version("triton") if find_spec("triton") else "",
+        "dlion": f"{dlion.__version__} {commit()}".rstrip(),
         "kernels": choose("auto", device)[0],
         "python": platform.python_version(),
         "when": time.strftime("%Y-%m-%d"),
@@ -84,21 +121,38 @@ def main() -> None:
         parser.error("torch sees no GPU here: run it where there is one, or with --device cpu to try the script")
     device = torch.device(options.device)
     workers = options.workers if options.workers is not None else torch.cuda.device_count()
-    began, around = time.monotonic(), surroundings(device)
-    print(", ".join(f"{name} {value}" for name, value in around.items() if value), flush=True)
-    found: list[Row] = []
+    if device.type == "cuda" and workers > torch.cuda.device_count():
+        parser.error(f"--workers {workers}: there are {torch.cuda.device_count()} GPUs, and each worker takes one")
+    report = Report(options.json, surroundings(device), [])
     try:
-        for row in rows(device, int(options.largest), workers, options.rounds):
-            found.append(row)
-            print(line(row), flush=True)
-    finally:  # what was found is worth sending, whatever ended the rest
-        text = json.dumps({"surroundings": around, "rows": [asdict(row) for row in found]}, indent=1)
-        options.json.write_text(text)
+        report.write("did not end")  # before anything is measured: it may not be possible
+    except OSError as error:
+        parser.error(f"--json {options.json}: {error}")
+    print(", ".join(f"{name} {value}" for name, value in report.surroundings.items() if value), flush=True)
+    print(f"{'part':9} {'what':66} {'figure':>16}   {'target':18} held?", flush=True)
+    sys.exit(measured(report, rows(device, int(options.largest), workers, options.rounds), device))
+
+
+def measured(report: Report, found: Iterator[Row], device: torch.device) -> int:
+    """Print the rows and write them, whatever ends them: those there are, are worth sending. The exit status."""
+    began, ended, status = time.monotonic(), "complete", 0
+    try:
+        for row in found:
+            report.rows.append(without_target(row, device))
+            print(line(report.rows[-1]), flush=True)
+    except KeyboardInterrupt:
+        ended, status = "interrupted", 130
+    except Exception as error:
+        ended = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        report.write(ended)
+    held = [row.held for row in report.rows if row.held is not None]
     print(
-        f"{time.monotonic() - began:.0f} s, {sum(row.held is False for row in found)} of "
-        f"{sum(row.held is not None for row in found)} targets not held, {options.json} written"
+        f"{ended}: {time.monotonic() - began:.0f} s, {held.count(False)} of {len(held)} targets not held, "
+        f"{report.file} written"
     )
-    sys.exit(any(row.held is False for row in found))
+    return status or int(False in held)
 
 
 if __name__ == "__main__":

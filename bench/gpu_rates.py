@@ -3,10 +3,12 @@
 import gc
 import multiprocessing
 import os
+import queue
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,17 +83,25 @@ def kernel_rates(kernels: ModuleType, device: torch.device, numel: int, rounds: 
         yield Row("kernels", f"{name} ({share:.2f} of copy)", rate[name], "GB/s", target_share, held)
 
 
+def counted(numel: int) -> str:
+    """A number of parameters as people say it."""
+    for name, unit in (("billion", 10**9), ("million", 10**6)):
+        if numel >= unit:
+            return f"{numel / unit:g} {name}"
+    return f"{numel:,}"
+
+
 def steps(kernels: ModuleType, device: torch.device, numel: int, rounds: int) -> Iterator[Row]:
     """A step of one worker, and its two kernels alone, beside torch's fused AdamW on as many float32 parameters."""
     try:
         found = _steps(kernels, device, [min(TENSOR, numel)] * max(1, numel // TENSOR), rounds)
     except torch.OutOfMemoryError:
-        yield Row("steps", f"{numel / 1e9:g} billion parameters do not fit", None, "")
+        yield Row("steps", f"{counted(numel)} parameters do not fit", None, "")
         return
     finally:
         gc.collect()
     ratio = found["ballot + apply"] / found["fused AdamW"]
-    at = f"{numel / 1e9:g} billion parameters"
+    at = f"{counted(numel)} parameters"
     yield Row("steps", f"fused AdamW, {at}", 1e3 * found["fused AdamW"], "ms")
     yield Row("steps", f"step(), {at}", 1e3 * found["step()"], "ms")
     target = f"<= {ADAMW_SHARE:.2f}" if numel == 10**9 else ""
@@ -143,24 +153,44 @@ def between_devices(device: torch.device, workers: int, width: int, rounds: int)
     """A step of DDP with fused AdamW and one of votes, of `workers` processes with a device each."""
     if workers < 2:
         return
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        shape = (workers, device.type, width, rounds, folder, results)
-        ranks = [context.Process(target=_worker, args=(rank, *shape)) for rank in range(workers)]
-        for process in ranks:
-            process.start()
-        found = [results.get(timeout=240) for _ in ranks]
-        for process in ranks:
-            process.join()
-    numel = found[0]["numel"]
-    at = f"{workers} devices, {numel / 1e6:.0f} million parameters"
-    ddp, votes = (statistics.median(each[name] for each in found) for name in ("ddp", "votes"))
-    yield Row("devices", f"DDP and fused AdamW, {at}", 1e3 * ddp, "ms")
-    yield Row("devices", f"votes, {at}", 1e3 * votes, "ms")
+    found = _of_all(workers, device.type, width, rounds)
+    at = f"{workers} devices, {counted(found[0]['numel'])} parameters"
+    for name in ("DDP and fused AdamW", "votes", "votes, overlap"):
+        yield Row("devices", f"{name}, {at}", 1e3 * statistics.median(each[name] for each in found), "ms")
     yield Row("devices", f"bits sent per parameter, {at}", found[0]["bits"], "bits")
     equal = all(each["equal"] for each in found)
     yield Row("devices", f"replicas are equal afterwards, {at}", float(equal), "", "1", equal)
+
+
+def _of_all(workers: int, kind: str, width: int, rounds: int) -> list[Any]:
+    """What each of these processes found.
+
+    Raises:
+        ChildProcessError: one of them died; the others are ended.
+    """
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        shape = (workers, kind, width, rounds, folder, results)
+        ranks = [context.Process(target=_worker, args=(rank, *shape), daemon=True) for rank in range(workers)]
+        for process in ranks:
+            process.start()
+        found: list[Any] = []
+        try:
+            while len(found) < workers:
+                with suppress(queue.Empty):
+                    found.append(results.get(timeout=1))
+                dead = [rank for rank, process in enumerate(ranks) if process.exitcode]
+                if dead:
+                    raise ChildProcessError(
+                        f"the process of device {dead[0]} ended with status {ranks[dead[0]].exitcode}"
+                    )
+            for process in ranks:
+                process.join(60)
+        finally:
+            for process in ranks:
+                process.kill()
+    return found
 
 
 def _are_equal(lion: dlion.DistributedLion) -> bool:
@@ -179,21 +209,27 @@ def _worker(rank: int, workers: int, kind: str, width: int, rounds: int, folder:
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=Path(folder, "store").as_uri(), rank=rank, world_size=workers)
     rows = torch.randn(32, width, device=device)
-    models = [nn.Sequential(*(nn.Linear(width, width) for _ in range(4))).to(device) for _ in range(2)]
+    models = [nn.Sequential(*(nn.Linear(width, width) for _ in range(4))).to(device) for _ in range(3)]
     averaged = DistributedDataParallel(models[0])
-    local = dlion.local_gradients(models[1])
+    local, early = map(dlion.local_gradients, models[1:])
     adamw = torch.optim.AdamW(averaged.parameters(), lr=1e-6, fused=True)
     lion = dlion.DistributedLion(local.named_parameters(), lr=1e-6)
+    overlapped = dlion.DistributedLion(early.named_parameters(), lr=1e-6, overlap=True)
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
         model(rows).square().mean().backward()
         optimizer.step()
 
-    found = medians({"ddp": lambda: step(averaged, adamw), "votes": lambda: step(local, lion)}, device, rounds)
+    trained = {
+        "DDP and fused AdamW": lambda: step(averaged, adamw),
+        "votes": lambda: step(local, lion),
+        "votes, overlap": lambda: step(early, overlapped),
+    }
+    found = medians(trained, device, rounds)
     numel = sum(param.numel() for param in local.parameters())
-    lion.check()
-    told = {"numel": numel, "bits": lion.stats.bits_per_param_sent, "equal": _are_equal(lion)}
+    equal = all([_are_equal(optimizer) for optimizer in (lion, overlapped)])
+    told = {"numel": numel, "bits": lion.stats.bits_per_param_sent, "equal": equal}
     results.put(found | told)
     dist.barrier()
     dist.destroy_process_group()
