@@ -180,11 +180,9 @@ def _of_all(workers: int, kind: str, width: int, rounds: int) -> list[Any]:
             while len(found) < workers:
                 with suppress(queue.Empty):
                     found.append(results.get(timeout=1))
-                dead = [rank for rank, process in enumerate(ranks) if process.exitcode]
-                if dead:
-                    raise ChildProcessError(
-                        f"the process of device {dead[0]} ended with status {ranks[dead[0]].exitcode}"
-                    )
+                for rank, process in enumerate(ranks):
+                    if process.exitcode:
+                        raise ChildProcessError(f"the process of device {rank} ended with status {process.exitcode}")
             for process in ranks:
                 process.join(60)
         finally:

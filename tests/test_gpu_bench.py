@@ -8,6 +8,7 @@ from typing import Any
 
 import gpu
 import gpu_checks
+import gpu_rates
 import pytest
 import torch
 
@@ -31,6 +32,29 @@ def test_it_runs_and_every_bit_is_held(
     assert all(row["what"] in said for row in rows)
     sent = next(row for row in rows if row["what"].startswith("bits sent"))
     assert 1.0 <= sent["figure"] < 1.05
+
+
+@pytest.mark.parametrize(("error", "ended"), [(KeyboardInterrupt(), "interrupted"), (OSError("lost"), "OSError: lost")])
+def test_what_was_found_is_written_whatever_ends_it(error: BaseException, ended: str, tmp_path: Path) -> None:
+    def rows() -> Any:
+        yield gpu.Row("bits", "ballots", 0.0, "", "0", True)
+        raise error
+
+    report = gpu.Report(tmp_path / "g", {}, [])
+    if isinstance(error, KeyboardInterrupt):
+        assert gpu.measured(report, rows(), CPU) == 130
+    else:
+        with pytest.raises(OSError, match="lost"):
+            gpu.measured(report, rows(), CPU)
+    told = json.loads(report.file.read_text())
+    assert told["ended"] == ended and [row["what"] for row in told["rows"]] == ["ballots"]
+
+
+@pytest.mark.processes
+def test_a_process_that_dies_ends_the_measurement_and_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ChildProcessError, match="the process of device [01] ended with status 1"):
+        gpu_rates._of_all(2, "no such device", 8, 1)
+    assert "no such device" in capfd.readouterr().err
 
 
 def without(name: str, change: Any) -> Any:
