@@ -46,6 +46,11 @@ def hyper_parameters(param_groups: list[dict[str, Any]], keys: Iterable[str]) ->
     return [{key: _plain(group[key]) for key in sorted(keys)} for group in param_groups]
 
 
+def with_those(groups: list[dict[str, Any]], values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups with these values of theirs; groups that have been added since keep their own."""
+    return [group | (values[k] if k < len(values) else {}) for k, group in enumerate(groups)]
+
+
 def hyper_fingerprint(hyper: list[dict[str, Any]]) -> int:
     """32 bits over the hyper-parameters of all groups."""
     return zlib.crc32(repr([_plain(group) for group in hyper]).encode())

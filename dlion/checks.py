@@ -49,8 +49,16 @@ class Checks:
         """Of whose ballots somebody takes note in the step after `t` applied verdicts."""
         return self._rates.sample(bucket, t, buckets)
 
+    def gradients(self, replica: Replica, t: int) -> None:
+        """Compare the gradients of a step, while they are there.
+
+        Args:
+            t: a number that all workers share and that counts steps.
+        """
+        self._guard.look(replica, t)
+
     def after(self, replica: Replica, t: int, moved: bool, counts: bool) -> None:
-        """Compare what is due after a step.
+        """Compare what is due after a step that was decided.
 
         Args:
             t: verdicts applied before it, equal on all workers. moved: whether one was applied.
@@ -59,7 +67,6 @@ class Checks:
         Raises:
             AgreementError: parameters, or state that all share, differ.
         """
-        self._guard.look(replica, t)
         self._rates.close(t, self._owners, [self._stats], self._ask)
         if moved and self.verification.is_due(t + 1):
             self.verification.compare(replica, t + 1, counts, self._ask)

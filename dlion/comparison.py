@@ -114,8 +114,9 @@ class Guard:
             return row([0 if run else ORPHANED for run in found])
         device = self._channel.device
         orphaned = torch.full((), ORPHANED, device=device)
+        votes = torch.ones_like(orphaned) if replica.awake is None else replica.awake
         return torch.stack(
-            [half_checksum([] if replica.resting else run, device) if run else orphaned for run in found]
+            [half_checksum([] if replica.resting else run, device) * votes if run else orphaned for run in found]
         )
 
     def _wrong(self, replica: Replica, runs: list[range]) -> str | None:

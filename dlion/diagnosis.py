@@ -65,3 +65,25 @@ def raise_in_step(
         raise AgreementError(agreement.explain_hyper_parameters(reports, ranks, offender))
     if said := agreement.explain_layout_change(reports, ranks, t, overlap, offender):
         raise AgreementError(said)
+
+
+def raise_unheard(status: int, t: int) -> None:
+    """Raise, on this worker alone, what is known of a step that was refused without a word so far; else return.
+
+    Args:
+        status: of the verdict that refused it. t: verdicts applied before.
+
+    Raises:
+        AgreementError, NonFiniteGradientError.
+    """
+    what = f"step t={t} was not applied on any worker"
+    if status == Status.RAISE:
+        raise NonFiniteGradientError(
+            f"{what}, because a gradient was not finite and nonfinite='raise': call optimizer.check() on all workers "
+            "to hear where"
+        )
+    if status != Status.OK:
+        raise AgreementError(
+            f"{what}, because layouts, hyper-parameters or step counts differ: call optimizer.check() on all workers "
+            "to hear which"
+        )

@@ -125,7 +125,7 @@ class Exchange(Waited):
         self._announced = self.replica.hypers = agreement.hyper_parameters(self.param_groups, self.keys)
         if self._applied is not None and self.options.overlap:
             # ballots may leave before step() says how verdicts are applied: compared is how they were the last time
-            self._announced = [now | before for now, before in zip(self._announced, self._applied, strict=True)]
+            self._announced = agreement.with_those(self._announced, self._applied)
         self._hyper = agreement.hyper_fingerprint(self._announced)
 
     def settle(self) -> None:
@@ -155,6 +155,7 @@ class Exchange(Waited):
         self.stats.skipped += not self.moved
         for group in self.param_groups:
             group["t"] = self.t + self.moved
+        self.checks.gradients(self.replica, self.t)
         self.checks.after(self.replica, self.t, self.moved, counts)
 
     def rest(self, why: Status = Status.ABSTAIN) -> None:
@@ -236,24 +237,23 @@ class Exchange(Waited):
 
     def _held(self, readings: Iterator[Reading]) -> list[Reading]:
         held = list(readings)
-        statuses = {header.status for _, _, header in held}
-        if Status.RAISE in statuses:
+        if Status.RAISE in (statuses := {header.status for _, _, header in held}):
             self._diagnose(Status.RAISE, Status.RAISE, NOBODY)
         return [] if Status.SKIP in statuses else held
 
-    def announce_layout_change(self) -> None:
-        """Tell the others, in a row of the old length, that the layout changed here; an AgreementError if not there."""
+    def announce_layout_change(self) -> bool:
+        """Tell the others, in as many rows as without, that the layout changed here; an AgreementError if not there."""
         if self.voting is None:
-            return
+            return True
         self.begin()
         try:
             answers = self.survey.take_part()
-            # as many rows as a worker sends that has not heard of it
             for bucket in self.order if self.options.overlap else self.order[:1]:
                 self._send(bucket, self.wire.up.blank(bucket, answers), Status.LAYOUT_CHANGED)
             self.receive()
         finally:
             self.end()
+        return True
 
     def terms(self) -> dict[str, Any]:
         """What all workers must have chosen alike."""

@@ -107,6 +107,7 @@ class Shadow(JoinHook):
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """All have finished: who finished earlier receives what all share."""
+        self._optimizer.check()  # of steps that nobody has heard of, before parameters change hands
         channel = Channel(self._optimizer.join_process_group)
         row = torch.tensor([int(is_last_joiner)], device=channel.device)
         last = channel.all_gather(row).wait().view(-1).tolist()

@@ -21,7 +21,7 @@ from dlion.phases import Phases
 from dlion.pipeline import Steps
 from dlion.renewal import Renewal
 from dlion.replica import Replica
-from dlion.scaling import refuse_overlap, unscale
+from dlion.scaling import refuse_overlap, scale_of_a_step, unscale
 from dlion.settings import check_settings
 from dlion.stats import Stats
 from dlion.untraced import tell_dynamo, untraced
@@ -150,16 +150,17 @@ class Distributed(OwnState, Follower):
             What the closure returned, else None.
         """
         announce(self)
-        if self.options.overlap:
-            refuse_overlap(self)
-        with torch.enable_grad():
-            loss = closure() if closure is not None else None
-        if self._begins_with_state_alone():
-            return loss
-        exchange, steps = self._renewal.ready()
-        if (overflowed := unscale(self)) is not None:
-            exchange.rest_where(overflowed)
-        self._take(exchange, steps)
+        with scale_of_a_step(self):
+            if self.options.overlap:
+                refuse_overlap(self)
+            with torch.enable_grad():
+                loss = closure() if closure is not None else None
+            if self._begins_with_state_alone() or (ready := self._renewal.ready()) is None:
+                return loss
+            exchange, steps = ready
+            if (overflowed := unscale(self)) is not None:
+                exchange.rest_where(overflowed)
+            self._take(exchange, steps)
         return loss
 
     def _take(self, exchange: Exchange, steps: Steps, applied: bool = True) -> None:
@@ -201,8 +202,8 @@ class Distributed(OwnState, Follower):
 
         `Join` calls it for a worker that has none left; `dlion.joining` says more.
         """
-        if not self._begins_with_state_alone():
-            exchange, steps = self._renewal.ready()
+        if not self._begins_with_state_alone() and (ready := self._renewal.ready()) is not None:
+            exchange, steps = ready
             exchange.rest(Status.FINISHED)
             self._take(exchange, Onlooker(steps), applied=False)
 

@@ -50,8 +50,11 @@ class Renewal:
         """The exchange of a step that has begun: ballots may have left during backward."""
         return self._exchange if self._exchange is not None and self._exchange.begun else None
 
-    def ready(self) -> tuple[Exchange, Steps]:
-        """The exchange of this step, begun and agreed with the other workers.
+    def ready(self) -> tuple[Exchange, Steps] | None:
+        """The exchange of this step, begun and agreed with the other workers; None where the step is over.
+
+        That is one in which this worker has announced another layout and the others have not, where nobody waits: all
+        hear of it one step later.
 
         Raises:
             GroupNotReadyError, AgreementError, ExchangeError, OverlapError.
@@ -62,10 +65,13 @@ class Renewal:
                 self._overlap.check(begun)
             self._overlap.reset()
         self._hear()
-        self._exchange = begun or self._current() or self._renewed()
-        self._exchange.begin()
-        self._exchange.settle()
-        return self._exchange, self._steps
+        exchange = begun or self._current() or self._renewed()
+        if exchange is None:
+            return None
+        self._exchange = exchange
+        exchange.begin()
+        exchange.settle()
+        return exchange, self._steps
 
     def begin_anew(self) -> None:
         """All workers have received the same hyper-parameters."""
@@ -80,8 +86,10 @@ class Renewal:
             OverlapError: ballots of a step have left.
         """
         self.look()
-        self._exchange = self._current() or self._renewed()
-        return self._exchange
+        exchange = self._current() or self._renewed()
+        assert exchange is not None  # all workers are here, and none in a step
+        self._exchange = exchange
+        return exchange
 
     def look(self) -> None:
         """Hear what became of the steps so far, and raise what was wrong with one.
@@ -119,6 +127,7 @@ class Renewal:
             exchange.look(now)
         else:
             exchange.count()
+            self._exchange = None
             exchange.refuse_trouble()
 
     @property
@@ -140,15 +149,16 @@ class Renewal:
         serves = exchange is not None and exchange.serves(self._group())
         return exchange if serves and layout_key(optimizer.param_groups, optimizer.state) == self._key else None
 
-    def _renewed(self) -> Exchange:
-        """An exchange for the group and the layout of now, agreed with the other workers."""
+    def _renewed(self) -> Exchange | None:
+        """An exchange for the group and the layout of now, agreed with the other workers; None as `ready` says."""
         group, exchange, optimizer = self._group(), self._exchange, self._optimizer
         refuse_new_in_graph(optimizer.param_groups[0]["params"][0].device)
         if exchange is not None and exchange.serves(group):
             if exchange.fits(optimizer.param_groups):
                 exchange.bind(optimizer.param_groups, optimizer.state)
+            elif not exchange.announce_layout_change():
+                return None
             else:
-                exchange.announce_layout_change()
                 exchange = None
         else:
             exchange = None

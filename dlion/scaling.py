@@ -6,6 +6,8 @@ it found by two attributes that exist during that call: `found_inf`, and `grad_s
 `scaler.unscale_(optimizer)` has unscaled already.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +29,18 @@ def refuse_overlap(optimizer: torch.optim.Optimizer) -> None:
             "a gradient scaler called step() with overlap=True, and ballots left during backward with gradients that "
             "were still scaled: use overlap=False with a gradient scaler, or bfloat16, which needs none"
         )
+
+
+@contextmanager
+def scale_of_a_step(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Around a step: a scaler takes back what it gave only where the step returns, and would multiply by it again."""
+    try:
+        yield
+    except BaseException:
+        for name in ("found_inf", "grad_scale"):
+            if hasattr(optimizer, name):
+                delattr(optimizer, name)
+        raise
 
 
 def unscaled(optimizer: torch.optim.Optimizer) -> bool:

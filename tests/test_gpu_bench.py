@@ -52,7 +52,7 @@ def test_what_was_found_is_written_whatever_ends_it(error: BaseException, ended:
 
 @pytest.mark.processes
 def test_a_process_that_dies_ends_the_measurement_and_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ChildProcessError, match="the process of device [01] ended with status 1"):
+    with pytest.raises(ChildProcessError, match=r"the process of device [01] ended with status 1"):
         gpu_rates._of_all(2, "no such device", 8, 1)
     assert "no such device" in capfd.readouterr().err
 

@@ -21,6 +21,7 @@ class Entries(NamedTuple):
         status, offender: of the first verdict header that nobody may apply; OK and NOBODY without one.
         slot: the first parameter whose gradient here was not finite then, -1 without or where nobody looked.
         changed: the first whose gradient here was not the one that was voted with, likewise.
+        began: t when the step at hand began.
         moved, skips, raises: 1 where the step at hand has a verdict to apply, a header that says SKIP or RAISE; else 0.
     """
 
@@ -33,6 +34,7 @@ class Entries(NamedTuple):
     offender: int
     slot: int
     changed: int
+    began: int
     moved: int
     skips: int
     raises: int

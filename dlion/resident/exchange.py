@@ -9,11 +9,13 @@ from torch import Tensor
 
 from dlion import agreement
 from dlion.comparison import GUARDED_EVERY, GUARDED_STEPS
-from dlion.errors import AgreementError, NonFiniteGradientError, OverlapError
+from dlion.diagnosis import raise_unheard
+from dlion.errors import OverlapError
 from dlion.exchange import Decision, Exchange, Reading
 from dlion.header import Status
 from dlion.layout import Bucket, local, named
 from dlion.ops.kept import is_captured
+from dlion.resident import headers
 from dlion.resident.choice import refuse_new_in_graph
 from dlion.resident.entries import Entries
 from dlion.resident.lane import lane_for
@@ -35,7 +37,7 @@ class ResidentExchange(Exchange):
     ballots have left when a step begins, other ones on each worker: the step before is looked at when this one closes.
     """
 
-    _slot = -1  # see `Entries`
+    _slot = _accused = -1  # see `Entries`: slot, changed
 
     def __init__(self, kernels: ModuleType, *args: Any) -> None:
         self.kernels = kernels
@@ -66,23 +68,14 @@ class ResidentExchange(Exchange):
         """
         if not (is_captured(self.device) or (self.options.overlap and not now)):
             self._hear(now)
+            self._refuse_accused()
 
     def count(self) -> None:
         self._count(self.ledger.now())
 
     def refuse_trouble(self) -> None:
         found = self.ledger.now()
-        what = f"step t={found.t} was not applied on any worker"
-        if found.status == Status.RAISE:
-            raise NonFiniteGradientError(
-                f"{what}, because a gradient was not finite and nonfinite='raise': call optimizer.check() on all "
-                "workers to hear where"
-            )
-        if found.status != Status.OK:
-            raise AgreementError(
-                f"{what}, because layouts, hyper-parameters or step counts differ: call optimizer.check() on all "
-                "workers to hear which"
-            )
+        raise_unheard(found.status, found.t)
 
     def begin_anew(self) -> None:
         self.t = int(self.param_groups[0]["t"])
@@ -132,12 +125,16 @@ class ResidentExchange(Exchange):
 
         It raises nothing: what the headers say is entered in the ledger.
         """
+        bucket, rows, verdict = self._received()
+        return bucket, verdict, self.ledger.enter(rows, self.workers)
+
+    def _received(self) -> tuple[Bucket, Tensor, Tensor]:
         with self.lane.taking():
             consulted = self.flight.receive()
         assert consulted.result is not None
         rows, verdict = consulted.result
         self.lane.give(rows, verdict)
-        return consulted.bucket, verdict, self.ledger.enter(rows, self.workers)
+        return consulted.bucket, rows, verdict
 
     def decide(self, readings: Iterator[Reading]) -> Iterator[Decision]:
         """The verdicts, each with the number of those whose votes count, i64[]: 0 where nobody may apply it."""
@@ -150,12 +147,16 @@ class ResidentExchange(Exchange):
         if is_captured(self.device):
             self._put_into_graph()
             return
-        if self.options.overlap:
-            self._announced, last = self._announced_before, self._announced
-            self._hear()  # of the step before
-            self._announced = last
-        self.ledger.send()
-        self._unheard = True
+        try:
+            if self.options.overlap:
+                self._announced, last = self._announced_before, self._announced
+                self._hear()  # of the step before
+                self._announced = last
+        finally:
+            self.ledger.send()
+            self._unheard = True
+        self.checks.gradients(self.replica, self.t)
+        self._refuse_accused()
 
     def _put_into_graph(self) -> None:
         """The step that has been started is taken when a graph runs, and nobody will say how often."""
@@ -165,30 +166,30 @@ class ResidentExchange(Exchange):
         self.stats.add_traffic(-1, moved)
         self._of_graph = moved
 
-    def announce_layout_change(self) -> None:
-        """As on the host; the others do not hear of it before they have sent all rows of their step.
+    def announce_layout_change(self) -> bool:
+        """As on the host, in the rows of a whole step; whoever has not changed hears of it a step later.
 
-        With overlap they hear of it when their next step closes, and until then this worker answers them.
+        Returns:
+            Whether all have announced it, so that they can begin anew; if not, this was a step in which nobody moves.
         """
         if self.voting is None:
-            return
-        self._announce()
-        if self.options.overlap:
-            self.close()
-            self._announce()
-            self.close()
-        else:
-            self.look(now=True)
-
-    def _announce(self) -> None:
+            self._hear(now=True)
+            return True
         self.begin()
         self.rest(Status.LAYOUT_CHANGED)
+        silent = True
         try:
             for bucket in self.unsent():
                 self.abstain(bucket)
-                self.receive()
+                _, rows, _ = self._received()
+                self.ledger.enter(rows, self.workers)
+                silent &= int(headers.abstentions_of(headers.worst(rows, self.workers))) == self.workers
         finally:
             self.end()
+        self.close(counts=False)
+        if silent:
+            self._hear(now=True)
+        return silent
 
     def _hear(self, now: bool = False) -> None:
         if not (self._unheard or now or self._replayed):
@@ -197,13 +198,22 @@ class ResidentExchange(Exchange):
         found = self.ledger.now() if now or self._replayed else self.ledger.heard()
         ended, self._unheard = self._unheard, False
         self._count(found)
-        before, self.t = self.t, found.t
-        if found.status != Status.OK or found.changed >= 0:
+        self.t = found.t
+        if found.status != Status.OK:
             self._tell(found)
         elif ended and not self._replayed:
-            self.checks.after(self.replica, before, found.t > before, self._counts)
+            # by what the device knew then: a worker that has loaded a state since knows another t
+            self.checks.after(self.replica, found.began, found.t > found.began, self._counts)
         if now:
             self._later.deliver()
+        self._accused = found.changed
+
+    def _refuse_accused(self) -> None:
+        """Raise, here alone and so after all that the workers do together, where a gradient was another one."""
+        slot, self._accused = self._accused, -1
+        if slot >= 0:
+            self.ledger.forgive()
+            raise OverlapError(changed(self._name(slot) or "a parameter"))
 
     def _decided(self, held: list[Reading]) -> list[Decision]:
         """All verdicts of a step that one bucket can forbid."""
@@ -220,15 +230,16 @@ class ResidentExchange(Exchange):
         self._refuse_capture()
         if given is not self.ledger.t:
             refuse_new_in_graph(self.device)
-            self.t = int(given)
-            self.ledger.t.fill_(self.t)
+            self.ledger.t.fill_(int(given))
+            if not self._unheard:  # else it is that of the last step heard of, on all workers
+                self.t = int(given)
         for group in self.param_groups:
             group["t"] = self.ledger.t
         self.ledger.begin()
         self.lane.begin()
         groups = self.param_groups
         if self._as_applied is not None:  # compared is how verdicts were applied the last time
-            groups = [now | before for now, before in zip(groups, self._as_applied, strict=True)]
+            groups = agreement.with_those(groups, self._as_applied)
         found = scalars(groups, self.keys, self.device)
         self.moment = ResidentMoment(self.ledger.t, self.rank, self.workers, found.applied)
         self._announced_before = self._announced
@@ -266,8 +277,6 @@ class ResidentExchange(Exchange):
         """Find out with the others what was wrong; steps go on when it is known."""
         self._slot = found.slot
         try:
-            if found.status == Status.OK:
-                raise OverlapError(changed(self._name(found.changed) or "a parameter"))
             self._diagnose(Status(found.status), self._why, found.offender)
         finally:
             self.ledger.forgive()

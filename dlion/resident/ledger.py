@@ -35,6 +35,7 @@ class Ledger:
     def begin(self) -> None:
         """A step begins, whatever became of the one before."""
         self._of_step.zero_()
+        self._named["began"].copy_(self.t)
 
     def enter(self, headers: Tensor, workers: int) -> Tensor:
         """Write down a bucket's verdict headers, i64[owners, 2], of so many workers.
