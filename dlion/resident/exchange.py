@@ -173,7 +173,7 @@ class ResidentExchange(Exchange):
             Whether all have announced it, so that they can begin anew; if not, this was a step in which nobody moves.
         """
         if self.voting is None:
-            self._hear(now=True)
+            self.look(now=True)
             return True
         self.begin()
         self.rest(Status.LAYOUT_CHANGED)
@@ -188,7 +188,7 @@ class ResidentExchange(Exchange):
             self.end()
         self.close(counts=False)
         if silent:
-            self._hear(now=True)
+            self.look(now=True)
         return silent
 
     def _hear(self, now: bool = False) -> None:
@@ -206,13 +206,14 @@ class ResidentExchange(Exchange):
             self.checks.after(self.replica, found.began, found.t > found.began, self._counts)
         if now:
             self._later.deliver()
-        self._accused = found.changed
+        if found.changed >= 0:
+            self._accused = found.changed
+            self.ledger.acquit()
 
     def _refuse_accused(self) -> None:
         """Raise, here alone and so after all that the workers do together, where a gradient was another one."""
         slot, self._accused = self._accused, -1
         if slot >= 0:
-            self.ledger.forgive()
             raise OverlapError(changed(self._name(slot) or "a parameter"))
 
     def _decided(self, held: list[Reading]) -> list[Decision]:

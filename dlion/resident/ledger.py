@@ -63,6 +63,10 @@ class Ledger:
         changed = self._named["changed"]
         changed.copy_(torch.where(changed < 0, slot, changed))
 
+    def acquit(self) -> None:
+        """The gradient that was not the one voted with is known."""
+        self._named["changed"].fill_(-1)
+
     def close(self) -> None:
         """The step is over: count it if it was not refused."""
         self._kernels.close(self._entries)
