@@ -100,7 +100,8 @@ def ledger(chance: random.Random) -> Tensor:
     trouble = chance.choice([Status.OK, Status.OK, Status.OK, Status.RAISE, Status.HYPERPARAMETERS_DIFFER])
     counts = ("t", "steps", "skipped", "abstentions", "repeated")
     found = {name: chance.choice([0, 5, 2**40]) for name in counts}
-    found |= {"status": trouble, "offender": chance.choice([0, NOBODY]), "slot": chance.choice([-1, 4]), "changed": 2}
+    found |= {"status": trouble, "offender": chance.choice([0, NOBODY]), "slot": chance.choice([-1, 4])}
+    found |= {"changed": 2, "began": 7}
     found |= {name: chance.randrange(2) for name in ("moved", "skips", "raises")}
     return torch.tensor(Entries(**found))
 

@@ -22,9 +22,9 @@ assert on_device
 SMALL, LARGE = 1, 3  # buckets
 # how many there are for each bucket, and beside them for each step; one more where a step is decided as a whole
 VOTES: list[tuple[dict[str, Any], int, int]] = [
-    ({"topology": "sharded"}, 18, 3),
-    ({"topology": "replicated", "zeros": "exact"}, 12, 3),
-    ({"topology": "server", "method": "dlion-avg", "nonfinite": "skip"}, 16, 7),
+    ({"topology": "sharded"}, 18, 4),
+    ({"topology": "replicated", "zeros": "exact"}, 12, 4),
+    ({"topology": "server", "method": "dlion-avg", "nonfinite": "skip"}, 16, 8),
 ]
 
 NO_WORK = ("empty", "new_empty", "_unsafe_view", "_record_function")

@@ -85,8 +85,10 @@ def vote(up: int, down: Callable[[int], int], fused: bool, overlap: bool = False
 
     def work(scene: Scene) -> Work:
         wire = Wire(up, down(scene.workers), fused)
-        longest = scene.bucket_bytes or longest_bucket(overlap, scene.on_device and fused)
-        return voted(scene.sizes, scene.workers, wire, scene.topology, overlap, longest, scene.rates)
+        on_device = scene.on_device and fused
+        longest = scene.bucket_bytes or longest_bucket(overlap, on_device)
+        how = (wire, scene.topology, overlap, overlap and not on_device)  # there it is a few steps of many
+        return voted(scene.sizes, scene.workers, *how, longest, scene.rates)
 
     return work
 

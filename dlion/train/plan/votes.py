@@ -43,9 +43,20 @@ def longest_bucket(overlap: bool, on_device: bool) -> int:
 
 
 def voted(
-    sizes: Sizes, workers: int, wire: Wire, topology: Topology, overlap: bool, bucket_bytes: int, rates: Rates
+    sizes: Sizes,
+    workers: int,
+    wire: Wire,
+    topology: Topology,
+    overlap: bool,
+    digests: bool,
+    bucket_bytes: int,
+    rates: Rates,
 ) -> Work:
-    """A vote on every parameter."""
+    """A vote on every parameter.
+
+    Args:
+        digests: whether every step finds out that no gradient changed after its ballot had left.
+    """
     longest = bucket_bytes // WORD_BYTES
     words = sizes.aligned(WORD_BITS) // WORD_BITS
     chosen = chosen_topology(topology, workers, words)
@@ -53,7 +64,7 @@ def voted(
     before, after = rates.generic, 0.0
     if wire.fused:
         before, after = rates.ballot, wire.up * ballots * rates.tally + rates.apply
-    if overlap:  # gradients are read again for a digest, and once more to find out whether they changed
+    if digests:  # gradients are read again for a digest, and once more to find out whether they changed
         before, after = before + rates.copy / 2, after + rates.copy / 2
     pieces = []
     for count, length in cut(words, longest):
