@@ -85,6 +85,10 @@ class Options:
         votes = (method, topology, ties, zeros, nonfinite, rounding, momentum_dtype, bucket_bytes, overlap)
         return Options(*votes, waits, every, on_mismatch, device_bucket)
 
+    def bucket_on(self, device: torch.device) -> int:
+        """Bytes of one-bit ballots that travel together where parameters lie there, of methods with fused votes."""
+        return self.bucket_bytes if device.type == "cpu" else self.device_bucket_bytes
+
     def agreed(self, workers: int) -> dict[str, Any]:
         """The part that every worker must share.
 

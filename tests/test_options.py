@@ -191,3 +191,13 @@ def test_sparse_gradients_are_refused_and_name_the_remedy() -> None:
     assert torch.equal(before, table.weight)
     with pytest.raises(ValueError, match="sparse"):
         DistributedLion([nn.Parameter(torch.eye(2).to_sparse())])
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"), [({}, (2**20, 2**25)), ({"overlap": True}, (2**17, 2**21)), ({"bucket_bytes": 64}, (64, 64))]
+)
+def test_buckets_are_larger_on_an_accelerator_unless_something_was_asked_for(
+    given: dict[str, Any], sizes: tuple[int, int]
+) -> None:
+    options = Distributed([parameter(1.0)], **given).options
+    assert (options.bucket_on(torch.device("cpu")), options.bucket_on(torch.device("cuda", 1))) == sizes

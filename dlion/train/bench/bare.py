@@ -28,7 +28,8 @@ class BareExchange:
 
     def __init__(self, ranks: Ranks, model: nn.Module, vote: str) -> None:
         # the optimizer never steps: it knows the length of a bucket
-        bucket_bytes = dlion.DistributedLion(model.parameters(), vote=vote).options.bucket_bytes
+        options = dlion.DistributedLion(model.parameters(), vote=vote).options
+        bucket_bytes = options.bucket_on(ranks.device)
         buckets = Layout.of([{"params": list(model.parameters())}], bucket_bytes * 8, WORD).buckets
         self._groups = voting_groups(ranks.channel.group, None)
         size = self._groups.ballots.size

@@ -160,7 +160,7 @@ def _voter(name: str, config: BenchConfig, ranks: Ranks, *, overlap: bool) -> Co
     model = dlion.local_gradients(build_gpt(config, ranks.device))
     optimizer = dlion.DistributedLion(model.named_parameters(), LR, vote=config.vote, overlap=overlap)
     sent = formulas.votes(_size(model), ranks.channel.size, config.vote)
-    notes = {"vote": config.vote, "bucket_bytes": optimizer.options.bucket_bytes}
+    notes = {"vote": config.vote, "bucket_bytes": optimizer.options.bucket_on(ranks.device)}
     return Contender(name, model, optimizer, lambda: sent, 4, notes)
 
 
