@@ -31,7 +31,11 @@ ELSEWHERE = {
     "docs/simulator.md": "tests/test_readme.py",
 }
 # (page, number among its Python blocks) -> why nothing runs it.
-NOT_RUN = {("docs/odd-gradients.md", 0): "it needs a GPU; tests/test_scaling.py does the same on a CPU"}
+NOT_RUN = {
+    ("docs/odd-gradients.md", 0): "it needs a GPU; tests/test_scaling.py does the same on a CPU",
+    ("docs/gpu.md", 0): "it needs GPUs; the block of docs/own-loop.md does the same on CPUs",
+    ("docs/gpu.md", 1): "it needs a GPU; bench/gpu_checks.py does the same on one",
+}
 
 
 def blocks() -> dict[tuple[str, int], pages.Block]:
