@@ -178,6 +178,7 @@ def test_chance(method: str, ties: str, zeros: str, workers: int, wanted: float 
     assert found == (None if wanted is None else pytest.approx(wanted))
 
 
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("workers", [2, 3, 4, 5])
 @pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg", "g-lion"])
 def test_coins_among_coins_agree_as_chance_says_and_are_not_suspected(method: str, workers: int) -> None:

@@ -56,12 +56,14 @@ def run_of(folder: Path, workers: int, **options: Any) -> list[tuple[bool, bool]
     return succeed(world(workers, work))
 
 
+@pytest.mark.wide(2)
 @pytest.mark.parametrize("path", PATHS)
 def test_four_resumed_workers_never_stopped(path: str, tmp_path: Path) -> None:
     """And it is the state that does it: with momenta of zero they arrive elsewhere."""
     assert run_of(tmp_path, 4, **PATHS[path]) == [(True, False)] * 4
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_goes_on_to_the_bit(method: str, tmp_path: Path) -> None:
     stateless = method == "signsgd-mavo"

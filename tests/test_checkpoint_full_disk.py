@@ -83,6 +83,7 @@ def test_a_failure_that_nobody_waited_for_is_told_at_the_next_one(
     assert checkpoint.is_complete(tmp_path / "good")
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_gone_is_named_and_leaves_the_checkpoint_of_before(tmp_path: Path) -> None:
     def work(rank: int, group: dist.ProcessGroup) -> None:
         model, optimizer = trained(1, group, rank)

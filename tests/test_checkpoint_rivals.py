@@ -101,6 +101,7 @@ def test_an_attempt_that_was_taken_for_a_dead_one_begins_again(tmp_path: Path, m
     assert len(made) == 2 and made[0] != made[1] and checkpoint.is_complete(tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_a_lost_worker_leaves_no_draft(tmp_path: Path) -> None:
     def work(rank: int, group: dist.ProcessGroup) -> None:
         model, optimizer = trained(1, group, rank)

@@ -82,6 +82,7 @@ def test_mix64_is_the_formula(a: int, words: list[int], rank: int) -> None:
     assert unsigned(hashed) == [oracle.mix64(a, word, rank) for word in words]
 
 
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("t", [6, 7])
 def test_sign_ballots_of_every_size(size: int, t: int) -> None:

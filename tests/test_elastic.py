@@ -136,7 +136,7 @@ def test_who_fails_in_the_commit_does_what_the_others_did(after: bool) -> None:
         assert torch.equal(life.momentum(0), momentum_once_a_step(life.number, range(STEPS), 0, start))
 
 
-@pytest.mark.wide(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keeper", "phase"),
     [(True, "after the quorum"), (True, "while members connect"), (False, "while members connect")],

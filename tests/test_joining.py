@@ -93,7 +93,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.wide(4)
+@pytest.mark.wide(9)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
 def test_who_has_finished_is_absent_and_in_the_end_like_the_others(options: dict[str, Any]) -> None:
     found = succeed(world(len(UNEVEN), lambda rank, group: joined(rank, group, **options)))

@@ -86,6 +86,7 @@ METHODS = [("dlion-mavo", 1), ("dlion-avg", 3)]  # planes of a verdict among fou
 SLACK = 1.03  # headers, rows that are not whole words, small tensors
 
 
+@pytest.mark.wide(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("method", "planes"), METHODS)
 def test_without_overlap_one_buckets_buffers_are_used_again(method: str, planes: int, dtype: torch.dtype) -> None:

@@ -47,7 +47,7 @@ def test_replicas_are_equal_and_moved(method: str, workers: int) -> None:
     assert ranks[0][1].stats.steps == STEPS
 
 
-@pytest.mark.wide(4)
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("workers", [2, 3, 6])
 @pytest.mark.parametrize("zeros", ["balanced", "exact"])
 @pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg"])
@@ -63,7 +63,7 @@ def test_topology_and_buckets_do_not_move_a_bit(method: str, zeros: str, workers
     assert torch.equal(run(topology="server", bucket_bytes=72), wanted)
 
 
-@pytest.mark.wide(4)
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("workers", [2, 3, 6])
 @pytest.mark.parametrize("method", ["g-lion", "g-adamw"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -89,6 +89,7 @@ def test_full_precision_travels_like_every_ballot(method: str, workers: int, dty
     assert torch.equal(run(topology="sharded", bucket_bytes=64)[0], wanted)
 
 
+@pytest.mark.wide(5)
 @pytest.mark.skipif(not library.available(), reason="this installation has no native kernels")
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("zeros", ["balanced", "exact"])

@@ -34,6 +34,7 @@ def settled(steps: int, gradient: float, **options: Any) -> Tensor:
     return momentum_of(opt, param).double()
 
 
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("kernels", AVAILABLE)
 @pytest.mark.parametrize(("gradient", "beta2"), [(1.0, 0.99), (-0.7, 0.99), (1.3e-5, 0.98), (1.0, 0.9)])
 def test_a_constant_gradient_is_what_momentum_settles_at(gradient: float, beta2: float, kernels: str) -> None:

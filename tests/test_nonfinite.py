@@ -132,7 +132,7 @@ def equal(these: list[Tensor], those: list[Tensor]) -> bool:
     return all(map(torch.equal, these, those))
 
 
-@pytest.mark.wide(4)
+@pytest.mark.wide(7)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("vote", VOTES)
 def test_every_path_and_topology_agrees_to_the_bit_and_counts_right(vote: str, policy: str) -> None:

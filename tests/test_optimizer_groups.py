@@ -195,6 +195,7 @@ def test_a_shape_that_changes_on_one_worker_is_named_though_its_size_is_the_same
         assert "rank 1" in str(error) and "1.weight [70, 3] float32" in str(error)
 
 
+@pytest.mark.slow
 def test_a_store_whose_keeper_ended_is_an_exchange_error() -> None:
     """Rank 0 keeps the store of most process groups; where it ends before the first step, the others say so."""
     keeper = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)

@@ -21,6 +21,7 @@ from dlion.methods import METHODS
 # ---- the same bits
 
 
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("workers", [1, 2, 3, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if "overlap" in method.options])
 def test_the_bits_are_those_without_overlap(method: str, workers: int) -> None:

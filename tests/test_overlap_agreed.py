@@ -187,6 +187,7 @@ def test_workers_must_agree_on_overlap() -> None:
         assert isinstance(error, AgreementError) and "overlap" in str(error)
 
 
+@pytest.mark.slow
 def test_a_lost_worker_ends_the_others_backward_or_step() -> None:
     def work(rank: int, group: dist.ProcessGroup) -> str:
         model = copy.deepcopy(MODEL)

@@ -41,6 +41,7 @@ def planned(size: int, shapes: tuple[Shape, ...], method: str, topology: Topolog
     return step_of(METHODS[method](scene), Cluster(size, 1, link, link, 0.0, GLOO), Compute(0.1, 0.1))
 
 
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("method", ["dlion-mavo", "dlion-avg"])
 @pytest.mark.parametrize("topology", ["auto", "sharded", "replicated", "server"])
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -64,6 +65,7 @@ def test_bytes_of_buckets(size: int, method: str, options: dict[str, Any]) -> No
     assert (step.sent, step.calls) == counted(size, LARGE, **options)
 
 
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("method", METHODS_OF_DLION)
 def test_bytes_of_methods(method: str, size: int) -> None:

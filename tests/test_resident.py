@@ -129,7 +129,7 @@ def assert_same(host: dict[str, Any], device: dict[str, Any], case: Any = None) 
     assert host["t"] == device["t"] and host["stats"] == device["stats"] and host["state"] == device["state"], case
 
 
-@pytest.mark.wide(6)
+@pytest.mark.wide(9)
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("number", range(len(VOTES)), ids=lambda number: "-".join(map(str, VOTES[number].values())))
 def test_every_vote_gives_the_bits_of_the_host(number: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:

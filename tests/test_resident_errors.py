@@ -80,6 +80,7 @@ SPOILS: list[tuple[Spoil, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize("topology", ["sharded", "replicated", "server"])
 @pytest.mark.parametrize(("spoil", "options", "text"), SPOILS, ids=lambda value: getattr(value, "__name__", None))
 def test_what_differs_is_named_by_all_one_step_later(

@@ -56,7 +56,7 @@ def test_the_bits_are_those_of_the_host(
                 change(step, model, opt)
             kinds.append(type(opt._renewal._exchange))
 
-        found = train(rank, group, look, overlap=overlap, bucket_bytes=4 * SMALL, **options)
+        found = train(rank, group, look, overlap=overlap, bucket_bytes=SMALL, **options)
         assert not overlap or kinds[-1] is ResidentExchange
         return found
 
@@ -84,7 +84,7 @@ def test_no_step_reads_a_tensor(workers: int, monkeypatch: pytest.MonkeyPatch) -
 
     def work(rank: int, group: Any) -> None:
         model = copy.deepcopy(MODEL)
-        opt = Distributed(model.parameters(), process_group=group, bucket_bytes=8 * SMALL, overlap=True, verify_every=5)
+        opt = Distributed(model.parameters(), process_group=group, bucket_bytes=SMALL, overlap=True, verify_every=5)
         for step in range(12):
             opt.zero_grad()
             if step == 0:
@@ -104,7 +104,7 @@ def test_no_step_reads_a_tensor(workers: int, monkeypatch: pytest.MonkeyPatch) -
 def spoiled(rank: int, group: Any, spoil: Callable[[Branches, Distributed, int, int], None]) -> tuple[str, int]:
     """The first error, and the step that raised it; parameters rest from step 2 on, and move again after it."""
     model = copy.deepcopy(MODEL)
-    opt = Distributed(model.parameters(), process_group=group, bucket_bytes=8 * SMALL, overlap=True, timeout=10)
+    opt = Distributed(model.parameters(), process_group=group, bucket_bytes=SMALL, overlap=True, timeout=10)
     before = values(model)
     for step in range(6):
         opt.zero_grad()
@@ -157,7 +157,7 @@ def test_a_layout_that_changes_everywhere_is_gone_on_with(monkeypatch: pytest.Mo
                 opt.zero_grad()
                 backward(model, rank, 50)
 
-        return train(rank, group, freeze, overlap=overlap, bucket_bytes=8 * SMALL)[0]
+        return train(rank, group, freeze, overlap=overlap, bucket_bytes=SMALL)[0]
 
     device = succeed(world(3, lambda rank, group: work(rank, group, True)))
     monkeypatch.setattr(choice, "is_accelerator", lambda device: False)
@@ -207,7 +207,7 @@ def test_a_graph_holds_backward_and_step_and_what_is_wrong_is_heard_when_somebod
 ) -> None:
     def work(rank: int, group: Any) -> str:
         model = copy.deepcopy(MODEL)
-        opt = Distributed(model.parameters(), process_group=group, bucket_bytes=8 * SMALL, overlap=True)
+        opt = Distributed(model.parameters(), process_group=group, bucket_bytes=SMALL, overlap=True)
         for step in range(6):
             opt.zero_grad()
             if step == 0:

@@ -45,6 +45,7 @@ def scaled(rank: int, group: Any, explicit: bool, dtype: torch.dtype, **options:
 
 
 # unscale_ itself refuses float16 gradients
+@pytest.mark.wide(4)
 @pytest.mark.parametrize(("dtype", "explicit"), [(torch.float32, False), (torch.float32, True), (torch.float16, False)])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_bits_are_those_of_the_host(

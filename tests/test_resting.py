@@ -64,7 +64,7 @@ def equal(these: Any, those: Any) -> bool:
     return len(these) == len(those) and all(map(equal, these, those))
 
 
-@pytest.mark.wide(4)
+@pytest.mark.wide(9)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
 def test_who_rests_is_as_one_whose_gradients_are_all_nan(options: dict[str, Any]) -> None:
     rested = succeed(world(WORKERS, lambda r, g: trained(r, g, True, False, **options)))

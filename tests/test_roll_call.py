@@ -51,6 +51,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roll_call, "GRACE", 1.2)
 
 
+@pytest.mark.wide(3)
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("topology", ["sharded", "replicated", "server"])
 def test_who_does_not_vote_is_named_with_phase_step_and_seconds(topology: str) -> None:
@@ -200,6 +201,7 @@ def test_a_silent_store_is_not_waited_for() -> None:
     assert inquiry.ask(lambda one: one.check(["key"]), 5) is False
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_a_silent_store_is_blamed_on_its_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(rank: int, group: dist.ProcessGroup) -> list[str]:

@@ -79,7 +79,7 @@ def trained(rank: int, group: Any, dtype: torch.dtype, **options: Any) -> list[T
     return seen
 
 
-@pytest.mark.wide(5)
+@pytest.mark.wide(12)
 @pytest.mark.parametrize("number", range(len(KINDS)), ids=lambda number: str(KINDS[number]))
 def test_the_bits_depend_on_nothing_but_the_votes(number: int, own_path: None) -> None:
     votes, (dtype, precision) = KINDS[number]

@@ -248,6 +248,7 @@ def test_low_precision_gradients_are_unscaled_in_their_own_dtype(dtype: torch.dt
     assert equal(with_scales, succeed(world(2, lambda r, g: work(r, g, None))))
 
 
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("options", OPTIONS, ids=ids)
 def test_simulated_workers_have_scalers_of_their_own(options: dict[str, Any]) -> None:
     model = Net()

@@ -240,6 +240,7 @@ EPSILON = 1e-9
 COUNTINGS = ("rotate", "alternate", "average")
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize("counting", COUNTINGS)
 @pytest.mark.parametrize("voters", VOTERS)
 def test_balanced_zeros_do_not_drift(voters: int, counting: str) -> None:

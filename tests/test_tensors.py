@@ -68,7 +68,7 @@ def trained(
     return succeed(world(workers, work))
 
 
-@pytest.mark.wide(4)
+@pytest.mark.wide(9)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("method", METHODS)
 def test_memory_layout_changes_no_bit(method: str, place: Callable[[Tensor], Tensor]) -> None:
@@ -78,6 +78,7 @@ def test_memory_layout_changes_no_bit(method: str, place: Callable[[Tensor], Ten
         assert all(torch.equal(a, b) for a, b in zip(mine, plain[0], strict=True))
 
 
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("method", METHODS)
 def test_dtypes_mix_in_one_model_and_one_bucket(method: str) -> None:
     dtypes = FLOATS[:3] if method == "g-adamw" else FLOATS  # AdamW's eps of 1e-8 is 0 in float16

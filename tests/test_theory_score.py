@@ -104,12 +104,14 @@ def falling_score(problem: Problem, vote: str, sabotage: Sabotage, noise: float)
     assert found == sorted(found, reverse=True)
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize(("vote", "noise"), [("majority", 0.0), ("majority", 0.02), ("average", 0.02)])
 @pytest.mark.parametrize("problem", [Bowl(), Wells()], ids=["convex", "not convex"])
 def test_the_kkt_score_falls(problem: Problem, vote: str, noise: float) -> None:
     falling_score(problem, vote, honest, noise)
 
 
+@pytest.mark.wide(3)
 @pytest.mark.parametrize(
     "sabotage",
     [partial(reading, Inverted), partial(being, Deaf), partial(being, DecayedTwice), partial(being, Undecayed)],

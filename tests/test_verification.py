@@ -85,6 +85,7 @@ def test_a_flipped_bit_is_found_and_named(path: str) -> None:
         assert "on_mismatch='repair'" in text and "checkpoint" in text
 
 
+@pytest.mark.wide(4)
 @pytest.mark.filterwarnings("ignore:replicas are not equal")
 @pytest.mark.parametrize("path", PATHS)
 def test_a_flipped_bit_is_mended(path: str) -> None:
@@ -245,6 +246,7 @@ def test_a_comparison_inside_a_step_is_refused_with_overlap() -> None:
     succeed(world(2, work))
 
 
+@pytest.mark.slow
 def test_who_does_not_come_to_a_comparison_is_named() -> None:
     def work(rank: int, group: dist.ProcessGroup) -> str:
         _, opt = trained(rank, group, EVERY - 1, {})

@@ -63,7 +63,8 @@ class Supervisor:
     def kill(self) -> None:
         """End the process, if there is one."""
         if self.process is not None:
-            self.process.kill()
+            if self.ended() is None:  # the number of one that has ended may be another process's by now
+                self.process.kill()
             self.process.join()
 
     @property

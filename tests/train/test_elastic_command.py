@@ -26,10 +26,7 @@ THREE = ("train", "--elastic", "--workers", "3", *TINY[2:], "--name", "run")
 
 def workers_of(launcher: int) -> list[int]:
     """Process ids of the workers: children of the server that forks them, oldest first."""
-    found = []
-    for child in _children(launcher):
-        found += _children(child)
-    return sorted(found)
+    return [worker for child in _children(launcher) for worker in _children(child)]
 
 
 def await_text(process: "subprocess.Popen[str]", text: str) -> str:
@@ -44,6 +41,7 @@ def await_text(process: "subprocess.Popen[str]", text: str) -> str:
 
 
 def _children(pid: int) -> list[int]:
+    """Oldest first, as the kernel lists them; ids say nothing of that, for they begin anew after the largest."""
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

@@ -74,7 +74,7 @@ class Attempt:
 
     def kill(self) -> None:
         """End it and its workers at once."""
-        if self._process is not None:
+        if self._process is not None and not self.over:  # else its number may be another's by now
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
             except ProcessLookupError:
