@@ -24,6 +24,7 @@ from dlion.options import Options
 from dlion.phases import Phases
 from dlion.pipeline import Wire
 from dlion.replica import Replica
+from dlion.resident import choice
 from dlion.sharding import trained
 from dlion.stats import Stats
 from dlion.survey import Survey
@@ -199,8 +200,9 @@ class Exchange(Waited):
         self._send(bucket, self.wire.up.blank(bucket, self.survey.answers), self._why)
 
     def advance(self) -> None:
-        """Let buckets under way go on as far as they can without waiting."""
-        self.flight.advance()
+        """Let buckets under way go on as far as they can without waiting, and as far as every worker does."""
+        if self.voting is None or not choice.is_accelerator(self.voting.ballots.device):
+            self.flight.advance()  # by arrival; two groups of NCCL on one device hang where orders differ
 
     def receive(self) -> Reading:
         """The verdict on the oldest bucket under way.
@@ -295,6 +297,4 @@ class Exchange(Waited):
 
     def _report(self, status: Status) -> agreement.Report:
         own = agreement.report(self.param_groups, self.terms(), self._announced, status)
-        if self.replica.resting:  # its gradients are not what this step is about
-            own["not_finite"] = None
-        return own
+        return own | {"not_finite": None} if self.replica.resting else own  # its gradients are not what this is about

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from world import succeed, world
 
 from dlion import DistributedLion, local_gradients
+from dlion.channel import Call
 from dlion.errors import NonFiniteGradientError
+from dlion.flight import UnderWay
 from dlion.methods import METHODS
+from dlion.resident import choice
 
 # ---- the same bits
 
@@ -97,6 +101,44 @@ def test_raise_names_the_parameter_and_writes_nothing() -> None:
 
     for said in succeed(world(3, work)):
         assert "on rank 1" in said
+
+
+# ---- the order of calls
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
+    """Train three workers, with answers that are there at once; of each the bucket and number of every call begun."""
+    begun: dict[int, list[tuple[int, int]]] = {}
+    resume = UnderWay.resume
+
+    def noted(self: UnderWay) -> None:
+        resume(self)
+        if self.call is not None:
+            begun[threading.get_ident()].append((self.bucket.number, self.calls))
+
+    def work(rank: int, group: object) -> list[tuple[int, int]]:
+        begun[threading.get_ident()] = []
+        options = {"method": "g-lion", "topology": "sharded", "overlap": True, "bucket_bytes": 64 * SMALL}
+        train(rank, group, **options)
+        return begun[threading.get_ident()]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UnderWay, "resume", noted)
+        patch.setattr(Call, "arrived", lambda self: True)
+        return succeed(world(3, work))
+
+
+def test_where_rows_travel_by_an_accelerator_every_worker_begins_calls_in_one_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By arrival it would be each worker's own, and two groups of NCCL on one device may then wait for ever."""
+    by_arrival = calls_of(monkeypatch)
+    monkeypatch.setattr(choice, "is_accelerator", lambda device: True)
+    first, *others = calls_of(monkeypatch)
+    assert others == [first, first]
+    buckets = len({number for number, _ in first})
+    assert [call for _, call in first] == ([1] * buckets + [2] * buckets) * STEPS
+    assert all([call for _, call in rank] != [call for _, call in first] for rank in by_arrival)
 
 
 # ---- beside other things that communicate during backward
