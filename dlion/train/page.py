@@ -125,5 +125,5 @@ def text_of(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, (list, tuple)):
-        return " ".join(text_of(item) for item in value)
+        return " ".join(text_of(item) for item in value) or "-"
     return "-" if value is None else str(value)

@@ -73,6 +73,7 @@ def test_the_report_is_one_file_that_says_it_all(folder: RunFolder) -> None:
         "0" * 64,
     ):
         assert expected in words
+    assert "<td></td>" not in text
 
 
 def test_text_has_no_accuracy_and_a_loss_that_is_not_finite_leaves_a_gap(folder: RunFolder) -> None:
