@@ -1,8 +1,11 @@
 """Ranks as real processes, started from a server that has imported torch once. They meet through a file: no ports."""
 
+import faulthandler
 import json
 import multiprocessing
 import os
+import signal
+import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
@@ -32,25 +35,28 @@ def launch(
 ) -> list[Any]:
     """Run `work(rank, size, folder)` in `size` processes; the JSON value each returned, or its exit status.
 
-    A process that raises shows its traceback and has status 1; one that is still there after `seconds` is killed. Those
-    in `stopped` stop themselves, and are killed when the others have ended. Modules in `preload` are imported before
-    there are processes, if no server has started yet.
+    A process that raises shows its traceback and has status 1; where one is still there after `seconds`, that fails and
+    says what it was doing. Those in `stopped` stop themselves, and are killed when the others have ended. Modules in
+    `preload` are imported before there are processes, if no server has started yet.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, *preload])
     processes = [context.Process(target=_run, args=(work, rank, size, folder), daemon=True) for rank in range(size)]
     for process in processes:
         process.start()
+    deadline = time.monotonic() + seconds
     for rank, process in enumerate(processes):
         if rank not in stopped:
-            process.join(seconds)
+            process.join(max(0.0, deadline - time.monotonic()))
     for rank in stopped:
         processes[rank].kill()
         processes[rank].join()
     stuck = [rank for rank, process in enumerate(processes) if process.is_alive()]
     for rank in stuck:
+        os.kill(processes[rank].pid or 0, signal.SIGABRT)  # it writes down its stacks
+        processes[rank].join(10)
         processes[rank].kill()
-    assert not stuck, f"ranks {stuck} hang"
+    assert not stuck, "\n".join(f"rank {rank} hangs:\n{_stacks(folder, rank).read_text()}" for rank in stuck)
     return [_result(folder, rank, process.exitcode) for rank, process in enumerate(processes)]
 
 
@@ -73,6 +79,7 @@ def meet_at_rank_0(folder: Path, name: str, rank: int, size: int, seconds: float
 
 def _run(work: Callable[..., Any], rank: int, size: int, folder: Path) -> None:
     end_with_launcher()  # these tests, if they are killed
+    faulthandler.enable(_stacks(folder, rank).open("w"))
     torch.set_num_threads(1)
     status = 1
     try:
@@ -82,6 +89,10 @@ def _run(work: Callable[..., Any], rank: int, size: int, folder: Path) -> None:
     except BaseException:
         traceback.print_exc()
     os._exit(status)  # without waiting for threads of a group that may be broken
+
+
+def _stacks(folder: Path, rank: int) -> Path:
+    return folder / f"stacks-{rank}.txt"
 
 
 def _result(folder: Path, rank: int, status: int | None) -> Any:

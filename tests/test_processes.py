@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -251,3 +252,13 @@ def test_torchrun_starts_a_script_that_votes(tmp_path: Path) -> None:
     done = subprocess.run(launcher, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["gradients differ", "parameters equal"], done.stdout
+
+
+def waits_for_ever(rank: int, size: int, folder: Path) -> bool:
+    return rank == 0 or threading.Event().wait()
+
+
+def test_a_rank_that_hangs_says_where(tmp_path: Path) -> None:
+    """Of these tests themselves: one that does not end was a worker of theirs that was gone without a word."""
+    with pytest.raises(AssertionError, match=r"^rank 1 hangs:\n(.*\n)*.* in waits_for_ever"):
+        launch(tmp_path, 2, waits_for_ever, seconds=10)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ def end_with_tests() -> None:
 
 def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _LAUNCHED}
-    return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+    told = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default", "PYTHONFAULTHANDLER": "1"}
+    return kept | told
 
 
 def start(arguments: Sequence[str], folder: Path, module: Sequence[str] = ("-m", "dlion")) -> "subprocess.Popen[str]":
@@ -56,13 +58,25 @@ def dlion(arguments: Sequence[str], folder: Path, status: int = 0) -> tuple[str,
     return output, errors
 
 
+def await_text(process: "subprocess.Popen[str]", text: str, seconds: float = 60) -> str:
+    """Read the command's output until a line holds `text`; all that was read. After so long it must say where it is."""
+    assert process.stdout is not None and process.stderr is not None
+    late = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGABRT))
+    late.start()
+    try:
+        read = ""
+        for line in process.stdout:
+            read += line
+            if text in line:
+                return read
+        raise AssertionError(f"ended without {text!r}: {read}{process.stderr.read()}")
+    finally:
+        late.cancel()
+
+
 def await_step(process: "subprocess.Popen[str]", step: int) -> None:
     """Read the command's output until it reports `step`."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(f"step {step}/"):
-            return
-    raise AssertionError(f"ended before step {step}: {process.stderr.read() if process.stderr else ''}")
+    await_text(process, f"step {step}/")
 
 
 def records(run: Path) -> list[dict[str, Any]]:

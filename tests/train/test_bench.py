@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import children, dlion, start
+from command import await_text, children, dlion, start
 
 from dlion.train.bench.settings import FLAGS as FLAGS_OF_CONTENDERS
 
@@ -174,10 +174,8 @@ LONG = [*SMALL, "--contenders", "no-communication", "dlion", "--seconds", "1000"
 
 def await_round(process: Any) -> list[int]:
     """Read the output until rounds have begun; the process ids of the ranks."""
-    for line in process.stdout:
-        if "round 1 " in line:
-            return children(process)
-    raise AssertionError(f"ended before the first round: {process.stderr.read()}")
+    await_text(process, "round 1 ")
+    return children(process)
 
 
 @pytest.mark.processes

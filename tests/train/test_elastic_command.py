@@ -6,11 +6,10 @@ import re
 import select
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-from command import TINY, await_step, dlion, records, start
+from command import TINY, await_step, await_text, dlion, records, start
 
 from dlion.phases import PHASES
 
@@ -21,23 +20,13 @@ from dlion.cli import main
 from dlion.elastic.quorum import LighthouseServer
 from dlion.train import supervision
 
+pytestmark = pytest.mark.timeout(240)  # half a minute, where nothing else runs
 THREE = ("train", "--elastic", "--workers", "3", *TINY[2:], "--name", "run")
 
 
 def workers_of(launcher: int) -> list[int]:
     """Process ids of the workers: children of the server that forks them, oldest first."""
     return [worker for child in _children(launcher) for worker in _children(child)]
-
-
-def await_text(process: "subprocess.Popen[str]", text: str) -> str:
-    """Read the command's output until a line holds `text`; all that was read."""
-    assert process.stdout is not None
-    read = ""
-    for line in process.stdout:
-        read += line
-        if text in line:
-            return read
-    raise AssertionError(f"ended without {text!r}: {read}")
 
 
 def _children(pid: int) -> list[int]:

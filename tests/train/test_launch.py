@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from command import TINY, await_step, children, dlion, records, start
+from command import TINY, await_step, await_text, children, dlion, records, start
 
 from dlion.errors import ExchangeError
 from dlion.train import local_ranks
@@ -126,3 +126,12 @@ def test_a_rank_that_is_signalled_before_the_launcher_is_no_second_signal() -> N
     handle(signal.SIGTERM, None)
     handle(signal.SIGTERM, None)
     assert signalled.value == signal.SIGTERM
+
+
+@pytest.mark.processes
+def test_a_command_that_hangs_says_where(tmp_path: Path) -> None:
+    """Of these tests themselves, as in tests/test_processes.py."""
+    process = start([], tmp_path, module=("-c", "import threading; threading.Event().wait()"))
+    with pytest.raises(AssertionError, match=r"ended without 'a word': Fatal Python error: Aborted\n(.*\n)*.* in wait"):
+        await_text(process, "a word", seconds=2)
+    process.communicate()
